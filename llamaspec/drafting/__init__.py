@@ -1,0 +1,46 @@
+"""Everything that proposes tokens. A drafter knows its own guesses and nothing of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from llamaspec.decoding.acceptance import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed tokens.
+
+    Attributes:
+        tokens: the tokens, in order.
+        choices: what each was drawn from: the token itself when the drafter is deterministic, else the distribution. Same
+            length as `tokens`. Acceptance is lossless only if this is exactly what was drawn from.
+        confidence: how sure the drafter was at each position, 0 to 1; same length as `tokens`.
+    """
+
+    tokens: tuple[int, ...] = ()
+    choices: tuple[Choice, ...] = ()
+    confidence: tuple[float, ...] = ()
+
+
+class Drafter(Protocol):
+    """Proposes how a text goes on."""
+
+    @property
+    def name(self) -> str:
+        """Its name in reports."""
+        ...
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """The text so far, from its first token on. Whatever was known before is only a cache."""
+        ...
+
+    def propose(self, limit: int) -> Draft:
+        """At most `limit` tokens that may follow; none when it has no guess. Does not change the text so far."""
+        ...
+
+    def settle(self, tokens: Sequence[int]) -> None:
+        """The tokens that really followed."""
+        ...

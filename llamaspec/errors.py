@@ -1,0 +1,67 @@
+"""Every error that llamaspec raises on purpose.
+
+    LlamaspecError
+    ├── UsageError            a request that cannot mean anything: a bad option, prompt, template or grammar
+    │   └── ContextFullError  the prompt does not fit the context
+    ├── NotFoundError         a file that is not here
+    ├── ModelFileError        a file that is here but is no model that can be loaded
+    ├── UnfitError            this machine or this pair cannot do it
+    │   ├── VocabularyMismatchError   the two models do not speak the same tokens
+    │   └── OutOfMemoryError          it does not fit into memory
+    ├── RuntimeFailure        llama.cpp refused or failed while working
+    └── Cancelled             the caller asked to stop while a model was loading
+
+Each carries what went wrong (its message, one sentence) and, where there is one, what to do about it (`hint`, one line).
+"""
+
+from __future__ import annotations
+
+
+class LlamaspecError(Exception):
+    """The base of all errors raised on purpose.
+
+    Args:
+        message: what went wrong, one line.
+        hint: what to try, one line, or None.
+    """
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(LlamaspecError):
+    """The request cannot mean anything: an option out of range, a grammar that does not parse."""
+
+
+class ContextFullError(UsageError):
+    """The prompt has more tokens than the context has room for."""
+
+
+class NotFoundError(LlamaspecError):
+    """A file that was named is not here."""
+
+
+class ModelFileError(LlamaspecError):
+    """The file is here but no model can be loaded from it: damaged, of another format, of a kind that writes no text."""
+
+
+class UnfitError(LlamaspecError):
+    """This machine, or this pair of models, cannot do what was asked."""
+
+
+class VocabularyMismatchError(UnfitError):
+    """The draft's tokens mean other text than the target's."""
+
+
+class OutOfMemoryError(UnfitError):
+    """The models and their caches need more memory than there is."""
+
+
+class RuntimeFailure(LlamaspecError):
+    """llama.cpp failed while it worked."""
+
+
+class Cancelled(LlamaspecError):
+    """The caller asked to stop."""

@@ -1,0 +1,92 @@
+"""llama.cpp's log, kept in memory instead of on the terminal.
+
+llama.cpp writes to file descriptor 2, where a terminal app draws. One callback takes every line, keeps the last ones and
+remembers the last error, so that a failure can say why.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+LEVELS = {0: "none", 1: "info", 2: "warn", 3: "error", 4: "debug"}
+ERROR = 3
+CONTINUES = 5
+
+_lines: deque[tuple[int, str]] = deque(maxlen=2000)
+_lock = threading.Lock()
+_open_line: list[str] = []
+_open_level = 1
+_callback: Any = None  # ctypes keeps no reference to a callback: this one lives as long as the process
+
+
+def install(llama: Any) -> None:
+    """Route llama.cpp's log into memory. `llama` is the `llama_cpp` module."""
+    global _callback
+    _callback = llama.llama_log_callback(_receive)
+    llama.llama_log_set(_callback, ctypes.c_void_p(0))
+
+
+def _receive(level: int, text: bytes | None, _user_data: object) -> None:
+    global _open_level
+    with _lock:
+        if level != CONTINUES:
+            _open_level = level
+        _open_line.append((text or b"").decode("utf-8", "replace"))
+        if not _open_line[-1].endswith("\n"):
+            return
+        line = "".join(_open_line).rstrip()
+        _open_line.clear()
+        if line.strip("."):
+            _lines.append((_open_level, line))
+
+
+def lines() -> list[str]:
+    """The last 2,000 lines of llama.cpp's log, oldest first, each as `level: text`."""
+    with _lock:
+        return [f"{LEVELS.get(level, 'info')}: {line}" for level, line in _lines]
+
+
+class Errors:
+    """The error lines logged since this object was made: `reason()` after a native call has failed."""
+
+    def __init__(self) -> None:
+        with _lock:
+            self._seen = list(_lines)
+
+    def reason(self) -> str:
+        """The first error logged since, without the name of the C function in front; "" when there is none."""
+        with _lock:
+            new = list(_lines)
+        if self._seen and self._seen[-1] in new:
+            new = new[len(new) - 1 - new[::-1].index(self._seen[-1]) + 1 :]
+        for level, line in new:
+            if level == ERROR:
+                head, colon, rest = line.partition(": ")
+                return (rest if colon and " " not in head else line).strip()
+        return ""
+
+
+@contextmanager
+def captured_stderr(into: list[str]) -> Iterator[None]:
+    """Collect what C code prints to file descriptor 2 meanwhile: the grammar parser knows no log callback."""
+    with tempfile.TemporaryFile() as file:
+        try:
+            saved = os.dup(2)
+        except OSError:
+            yield
+            return
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            file.seek(0)
+            into.append(file.read().decode("utf-8", "replace"))
