@@ -492,9 +492,9 @@ class _Turns:
 
 def _checked(token: object, model: Model) -> int:
     """llama.cpp refuses a batch with an unknown id, without saying which."""
-    if not isinstance(token, int) or not 0 <= token < model.n_vocab:
+    if isinstance(token, bool) or not hasattr(token, "__index__") or not 0 <= (number := token.__index__()) < model.n_vocab:
         raise UsageError(f"{token!r} is no token of this model: they go from 0 to {model.n_vocab - 1}")
-    return token
+    return int(number)
 
 
 def _is_messages(prompt: Prompt) -> TypeGuard[Sequence[Mapping[str, str]]]:

@@ -7,6 +7,7 @@ remembers the last error, so that a failure can say why.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import tempfile
 import threading
@@ -15,14 +16,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-LEVELS = {0: "none", 1: "info", 2: "warn", 3: "error", 4: "debug"}
-ERROR = 3
+LEVELS = {0: "none", 1: "debug", 2: "info", 3: "warn", 4: "error"}  # ggml.h, enum ggml_log_level
+ERROR = 4
 CONTINUES = 5
 
-_lines: deque[tuple[int, str]] = deque(maxlen=2000)
+_lines: deque[tuple[int, int, str]] = deque(maxlen=2000)  # (serial number, level, text)
+_numbers = itertools.count(1)
 _lock = threading.Lock()
 _open_line: list[str] = []
-_open_level = 1
+_open_level = 2
 _callback: Any = None  # ctypes keeps no reference to a callback: this one lives as long as the process
 
 
@@ -44,13 +46,13 @@ def _receive(level: int, text: bytes | None, _user_data: object) -> None:
         line = "".join(_open_line).rstrip()
         _open_line.clear()
         if line.strip("."):
-            _lines.append((_open_level, line))
+            _lines.append((next(_numbers), _open_level, line))
 
 
 def lines() -> list[str]:
     """The last 2,000 lines of llama.cpp's log, oldest first, each as `level: text`."""
     with _lock:
-        return [f"{LEVELS.get(level, 'info')}: {line}" for level, line in _lines]
+        return [f"{LEVELS.get(level, 'info')}: {line}" for _, level, line in _lines]
 
 
 class Errors:
@@ -58,19 +60,16 @@ class Errors:
 
     def __init__(self) -> None:
         with _lock:
-            self._seen = list(_lines)
+            self._last_seen = _lines[-1][0] if _lines else 0
 
     def reason(self) -> str:
         """The first error logged since, without the name of the C function in front; "" when there is none."""
         with _lock:
-            new = list(_lines)
-        if self._seen and self._seen[-1] in new:
-            new = new[len(new) - 1 - new[::-1].index(self._seen[-1]) + 1 :]
-        for level, line in new:
-            if level == ERROR:
-                head, colon, rest = line.partition(": ")
-                return (rest if colon and " " not in head else line).strip()
-        return ""
+            errors = [line for number, level, line in _lines if number > self._last_seen and level == ERROR]
+        if not errors:
+            return ""
+        head, colon, rest = errors[0].partition(": ")
+        return (rest if colon and " " not in head else errors[0]).strip()
 
 
 @contextmanager

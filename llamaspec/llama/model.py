@@ -59,21 +59,25 @@ class Model:
         params.main_gpu = placement.main_gpu
         params.split_mode = SPLIT_MODES[placement.split_mode]
         params.load_mode = _load_mode(placement, llama)
-        cancelled = False
+        # An exception cannot cross the C code: it is kept, the load abandoned, and then it is raised.
+        stopped: list[BaseException] = []
 
         def report(fraction: float, _user_data: object) -> bool:
-            nonlocal cancelled
-            cancelled = progress is not None and not progress(fraction)
-            return not cancelled
+            try:
+                if progress is not None and not progress(fraction):
+                    stopped.append(Cancelled(f"loading {info.path.name} was stopped"))
+            except BaseException as error:
+                stopped.append(error)
+            return not stopped
 
         callback = llama.llama_progress_callback(report)
         params.progress_callback = callback
         errors = log.Errors()
         handle = llama.llama_model_load_from_file(str(info.path).encode(), params)
-        if cancelled:
+        if stopped:
             if handle:
                 llama.llama_model_free(handle)
-            raise Cancelled(f"loading {info.path.name} was stopped")
+            raise stopped[0]
         if not handle:
             raise RuntimeFailure(f"{info.path.name} does not load: {errors.reason() or 'llama.cpp gave no reason'}")
         self.handle = handle
