@@ -2,8 +2,8 @@
 
     python -m llamaspec.bench.overhead -m target.gguf [-md draft.gguf] [--n-draft 3] [-n 128] [--runs 3]
 
-Everything comes from one run: the contenders take turns, so that a drifting machine hits all of them. Speeds are medians, counted
-over the tokens after the first. Caches are cleared before every turn.
+Everything comes from one run: the contenders take turns, so that a drifting machine hits all of them. Speeds are medians,
+counted over the tokens after the first. Caches are cleared before every turn.
 """
 
 from __future__ import annotations
@@ -83,8 +83,12 @@ def high_level(llama: Any, prompt: list[int], n: int) -> Turn:
 
 @click.command()
 @click.option("-m", "--model", required=True, type=click.Path(exists=True, dir_okay=False), help="Target.")
-@click.option("-md", "--model-draft", type=click.Path(exists=True, dir_okay=False), help="Draft model; without it, n-gram lookup.")
-@click.option("--prompt", type=click.Path(exists=True, dir_okay=False), default=str(PROMPT), help="File with the user's message.")
+@click.option(
+    "-md", "--model-draft", type=click.Path(exists=True, dir_okay=False), help="Draft model; without it, n-gram lookup."
+)
+@click.option(
+    "--prompt", type=click.Path(exists=True, dir_okay=False), default=str(PROMPT), help="File with the user's message."
+)
 @click.option("--n-draft", type=int, default=3, show_default=True)
 @click.option("-n", "--max-tokens", type=int, default=128, show_default=True)
 @click.option("-t", "--threads", type=int, help="Default: the physical cores.")
@@ -101,23 +105,26 @@ def main(
     with pair:
         text = Path(prompt).read_text()
         tokens = pair.tokenize([{"role": "user", "content": text}])
-        drafter = "model" if model_draft else "ngram"
+        drafted = Speculation(n_draft=n_draft)
+        drafter = pair.drafter_name(drafted)
         contenders: dict[str, Callable[[], Turn]] = {
             "tight loop, greedy": lambda: tight_loop(pair, tokens, max_tokens),
             "no draft, greedy": lambda: generate(pair, tokens, GREEDY, Speculation("none"), max_tokens),
             "no draft, sampled": lambda: generate(pair, tokens, SAMPLED, Speculation("none"), max_tokens),
-            f"{drafter} n={n_draft}, greedy": lambda: generate(
-                pair, tokens, GREEDY, Speculation(drafter, n_draft), max_tokens  # type: ignore[arg-type]
-            ),
-            f"{drafter} n={n_draft}, sampled": lambda: generate(
-                pair, tokens, SAMPLED, Speculation(drafter, n_draft), max_tokens  # type: ignore[arg-type]
-            ),
+            f"{drafter} n={n_draft}, greedy": lambda: generate(pair, tokens, GREEDY, drafted, max_tokens),
+            f"{drafter} n={n_draft}, sampled": lambda: generate(pair, tokens, SAMPLED, drafted, max_tokens),
         }
         if peer:
             from llama_cpp import Llama
 
             llama = Llama(
-                model, n_ctx=2048, n_batch=512, n_threads=pair.threads, n_threads_batch=pair.threads, flash_attn=True, verbose=False
+                model,
+                n_ctx=2048,
+                n_batch=512,
+                n_threads=pair.threads,
+                n_threads_batch=pair.threads,
+                flash_attn=True,
+                verbose=False,
             )
             contenders["llama_cpp.Llama, greedy"] = lambda: high_level(llama, tokens, max_tokens)
         for run in contenders.values():
@@ -126,14 +133,18 @@ def main(
         for _ in range(runs):
             for name, run in contenders.items():
                 turns[name].append(run())
-        click.echo(f"target {Path(model).name}, draft {Path(model_draft).name if model_draft else drafter}, {pair.threads} threads")
+        click.echo(
+            f"target {Path(model).name}, draft {Path(model_draft).name if model_draft else drafter}, {pair.threads} threads"
+        )
         click.echo(f"prompt of {len(tokens)} tokens, up to {max_tokens} generated, {runs} interleaved runs, medians\n")
         _print(turns)
 
 
 def _print(turns: dict[str, list[Turn]]) -> None:
     baseline = statistics.median(t.tokens / t.seconds for t in turns["no draft, greedy"])
-    click.echo(f"{'':26}{'tokens/s':>9}{'of base':>9}{'outside decode':>16}{'per round':>11}{'acceptance':>12}{'tok/round':>11}")
+    click.echo(
+        f"{'':26}{'tokens/s':>9}{'of base':>9}{'outside decode':>16}{'per round':>11}{'acceptance':>12}{'tok/round':>11}"
+    )
     for name, runs in turns.items():
         speed = statistics.median(t.tokens / t.seconds for t in runs)
         row = f"{name:26}{speed:9.2f}{speed / baseline:8.2f}x"

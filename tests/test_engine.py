@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import llamaspec
-from llamaspec import LoadOptions, Pair, Round, Sampling, Speculation, Stats, hardware
+from llamaspec import LoadOptions, Round, Sampling, Speculation, Stats, hardware
 from llamaspec.errors import (
     Cancelled,
     ContextFullError,
@@ -19,12 +19,13 @@ from llamaspec.errors import (
     NotFoundError,
     OutOfMemoryError,
     RuntimeFailure,
+    UnfitError,
     UsageError,
     VocabularyMismatchError,
 )
 from llamaspec.llama import log
 from tests.conftest import LoadPair
-from tests.tiny import END, letters, write_tiny
+from tests.tiny import END, letters, write_recurrent, write_tiny
 
 GREEDY = Sampling(temperature=0)
 ALONE = Speculation("none")
@@ -107,7 +108,7 @@ def test_options_that_mean_nothing_are_refused(target: Path) -> None:
         {"main_gpu": -1},
     ):
         with pytest.raises(UsageError, match=next(iter(bad))):
-            LoadOptions(**bad)  # type: ignore[arg-type]
+            LoadOptions(**bad)
 
 
 def test_loading_reports_progress_and_can_be_stopped(target: Path, near_draft: Path) -> None:
@@ -145,6 +146,43 @@ def test_quantized_caches_work_and_settings_tell(load_pair: LoadPair, models: Pa
     assert settings["draft_cache_type_k"] == "f16"
     assert settings["speculation"]["drafter"] == "model"
     assert settings["speculation"]["n_draft"] == 5
+
+
+# --- models that cannot roll back
+
+
+def test_a_recurrent_target_is_not_drafted_for(load_pair: LoadPair, models: Path, near_draft: Path) -> None:
+    recurrent = write_recurrent(models / "recurrent.gguf")
+    alone = load_pair(recurrent)
+    text = _tokens(list(alone.generate("abcabcabc", sampling=GREEDY, max_tokens=40)))
+    assert len(text) == 40
+    pair = load_pair(recurrent, near_draft)
+    assert not pair.can_draft
+    assert any("cannot be rolled back" in notice for notice in pair.notices)
+    assert pair.n_draft(Speculation("ngram", 5)) == 0
+    for speculation in (Speculation("model", 5), Speculation("ngram", 5)):
+        rounds = list(pair.generate("abcabcabc", sampling=GREEDY, speculation=speculation, max_tokens=40))
+        assert _tokens(rounds) == text
+        assert Stats.of(rounds).drafted_tokens == 0
+
+
+def test_a_recurrent_target_reads_on_or_starts_again(load_pair: LoadPair, models: Path) -> None:
+    pair = load_pair(write_recurrent(models / "recurrent2.gguf"))
+    first = list(pair.generate("abcabcabc", sampling=GREEDY, max_tokens=10))
+    said = [*pair.tokenize("abcabcabc"), *_tokens(first)]
+    on = list(pair.generate(said, sampling=GREEDY, max_tokens=10))
+    assert on[0].prefill is not None
+    assert on[0].prefill.reused_tokens == len(said) - 1
+    again = list(pair.generate("abcabcabc", sampling=GREEDY, max_tokens=20))
+    assert again[0].prefill is not None
+    assert again[0].prefill.reused_tokens == 0
+    assert _tokens(again) == _tokens(first) + _tokens(on)
+
+
+def test_a_recurrent_draft_is_refused(models: Path, target: Path) -> None:
+    recurrent = write_recurrent(models / "recurrent3.gguf")
+    with pytest.raises(UnfitError, match="cannot draft: mamba"):
+        llamaspec.load(target, recurrent)
 
 
 # --- who drafts
@@ -228,7 +266,7 @@ def test_prompts_that_mean_nothing(load_pair: LoadPair, target: Path) -> None:
     pair = load_pair(target)
     for bad in ([], [999999], [-1], [True], [{"role": "user"}], [{"role": "robot", "content": "x"}]):
         with pytest.raises(UsageError):
-            list(pair.generate(bad))  # type: ignore[arg-type]
+            list(pair.generate(bad))
     with pytest.raises(UsageError, match="max_tokens"):
         pair.generate("a", max_tokens=0)
     with pytest.raises(UsageError, match="line 1"):
@@ -427,4 +465,3 @@ def test_a_json_schema_holds(load_pair: LoadPair, target: Path) -> None:
         rounds = list(pair.generate("abc", sampling=sampling, speculation=Speculation("ngram", 4, ngram_min=1), max_tokens=300))
         if rounds[-1].finish_reason == "stop":
             assert set(json.loads("".join(one.text for one in rounds))) == {"n", "ok"}
-

@@ -60,6 +60,57 @@ def write_tiny(
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(width // 4)
+    _add_vocabulary(writer, tokens, kinds)
+    if template is not None:
+        writer.add_chat_template(template)
+    for tensor_name, shape in _shapes(len(tokens), width, layers):
+        writer.add_tensor(tensor_name, _weights(tensor_name, shape, seed, mix, sharpness, ends, len(words)))
+    _write(writer)
+    return path
+
+
+def write_recurrent(path: Path, *, words: Sequence[bytes] = tuple(letters(20)), width: int = 32) -> Path:
+    """Write a Mamba model: a state instead of a cache, which cannot go back to an earlier token."""
+    tokens = [*SPECIALS, *BYTES, *words]
+    inner, state, rank = width * 2, 8, 4
+    writer = gguf.GGUFWriter(path, "mamba")
+    writer.add_context_length(512)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_block_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_ssm_conv_kernel(4)
+    writer.add_ssm_inner_size(inner)
+    writer.add_ssm_state_size(state)
+    writer.add_ssm_time_step_rank(rank)
+    _add_vocabulary(writer, tokens, [2, 3, 3, 3, 3] + [6] * 256 + [1] * len(words))
+    shapes: list[tuple[str, tuple[int, ...]]] = [
+        ("token_embd.weight", (len(tokens), width)),
+        ("output_norm.weight", (width,)),
+        ("output.weight", (len(tokens), width)),
+    ]
+    for i in range(2):
+        shapes += [
+            (f"blk.{i}.attn_norm.weight", (width,)),
+            (f"blk.{i}.ssm_in.weight", (inner * 2, width)),
+            (f"blk.{i}.ssm_conv1d.weight", (inner, 4)),
+            (f"blk.{i}.ssm_conv1d.bias", (inner,)),
+            (f"blk.{i}.ssm_x.weight", (rank + 2 * state, inner)),
+            (f"blk.{i}.ssm_dt.weight", (inner, rank)),
+            (f"blk.{i}.ssm_dt.bias", (inner,)),
+            (f"blk.{i}.ssm_a", (inner, state)),
+            (f"blk.{i}.ssm_d", (inner,)),
+            (f"blk.{i}.ssm_out.weight", (width, inner)),
+        ]
+    for name, shape in shapes:
+        values = _weights(name, shape, 2, None, 6.0, False, len(words))
+        writer.add_tensor(name, -np.abs(values) if name.endswith("ssm_a") else values)
+    _write(writer)
+    return path
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, tokens: list[bytes], kinds: list[int]) -> None:
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_scores([0.0 if kind != 1 else -1.0 for kind in kinds])
@@ -68,15 +119,13 @@ def write_tiny(
     writer.add_eos_token_id(2)
     writer.add_eot_token_id(END)
     writer.add_add_space_prefix(False)
-    if template is not None:
-        writer.add_chat_template(template)
-    for tensor_name, shape in _shapes(len(tokens), width, layers):
-        writer.add_tensor(tensor_name, _weights(tensor_name, shape, seed, mix, sharpness, ends, len(words)))
+
+
+def _write(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def _shapes(vocab: int, width: int, layers: int) -> list[tuple[str, tuple[int, ...]]]:

@@ -72,8 +72,8 @@ class Stats:
             accepted_tokens=self.accepted_tokens + one.accepted,
             drafted_by=_plus(self.drafted_by, one.drafter, one.drafted),
             accepted_by=_plus(self.accepted_by, one.drafter, one.accepted),
-            drafted_at=_count(self.drafted_at, one.drafted),
-            accepted_at=_count(self.accepted_at, one.accepted),
+            drafted_at=_count(self.drafted_at, one.drafted, one.drafted),
+            accepted_at=_count(self.accepted_at, one.accepted, one.drafted),
             draft_seconds=self.draft_seconds + one.draft_seconds,
             verify_seconds=self.verify_seconds + one.verify_seconds,
             seconds=self.seconds + one.seconds,
@@ -112,6 +112,6 @@ def _plus(counts: dict[str, int], name: str | None, number: int) -> dict[str, in
     return counts if name is None else {**counts, name: counts.get(name, 0) + number}
 
 
-def _count(counts: tuple[int, ...], upto: int) -> tuple[int, ...]:
-    padded = counts + (0,) * (upto - len(counts))
+def _count(counts: tuple[int, ...], upto: int, positions: int) -> tuple[int, ...]:
+    padded = counts + (0,) * (positions - len(counts))
     return tuple(n + 1 if i < upto else n for i, n in enumerate(padded))
