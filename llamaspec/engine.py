@@ -28,15 +28,12 @@ from llamaspec.llama.cancel import CancelFlag
 from llamaspec.llama.context import CACHE_TYPES, FLASH_ATTENTION, CacheType, Context, ContextOptions, FlashAttention
 from llamaspec.llama.model import SPLIT_MODES, Model, Placement, SplitMode
 from llamaspec.llama.sampler import DraftSampler, TargetSampler
-from llamaspec.options import DEFAULT_N_DRAFT, Sampling, Speculation
+from llamaspec.options import DEFAULT_N_DRAFT, MAX_DRAFT, Sampling, Speculation
 from llamaspec.text import TextStream
 from llamaspec.vocab import VocabReport, compare, pair_warnings
 from llamaspec.worker import Worker
 
 DEFAULT_CONTEXT = 4096
-MAX_DRAFT = 32
-"""Longest draft a pair can verify: buffers for this many rows of logits are reserved when it loads."""
-
 Overflow = Literal["stop", "drop_oldest"]
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
@@ -114,6 +111,8 @@ def load(
         RuntimeFailure: llama.cpp cannot load a file.
     """
     options = options or LoadOptions()
+    if chat_template is not None:
+        ChatTemplate(chat_template, bos_token="", eos_token="", special_tokens=())  # a mistake in it shows before 20 GB load
     target_info = read_model(target)
     target_info.require_runnable()
     draft_info = report = None
@@ -279,19 +278,12 @@ class Pair:
         return asked or ("model" if self.draft is not None else "ngram")
 
     def n_draft(self, speculation: Speculation | None = None) -> int:
-        """The draft length these settings mean, in tokens; 0 when nothing is drafted.
-
-        Raises:
-            UsageError: it is longer than MAX_DRAFT.
-        """
+        """The draft length these settings mean, in tokens; 0 when nothing is drafted."""
         speculation = speculation or Speculation()
         name = self.drafter_name(speculation)
         if name == "none":
             return 0
-        n_draft = DEFAULT_N_DRAFT[name] if speculation.n_draft is None else speculation.n_draft
-        if n_draft > MAX_DRAFT:
-            raise UsageError(f"n_draft is {n_draft}: at most {MAX_DRAFT} tokens are verified at once")
-        return n_draft
+        return DEFAULT_N_DRAFT[name] if speculation.n_draft is None else speculation.n_draft
 
     def _drafter(self, speculation: Speculation, seed: int) -> tuple[Drafter | None, int]:
         name, n_draft = self.drafter_name(speculation), self.n_draft(speculation)

@@ -11,6 +11,9 @@ from llamaspec.errors import UsageError
 
 DrafterName = Literal["model", "ngram", "none"]
 
+MAX_DRAFT = 32
+"""Longest draft a pair can verify: buffers for this many rows of logits are reserved when it loads."""
+
 DEFAULT_N_DRAFT: Mapping[str, int] = {"model": 5, "ngram": 8}
 """Draft length by drafter, when none is asked for."""
 
@@ -117,7 +120,7 @@ class Speculation:
         if self.drafter not in (None, "model", "ngram", "none"):
             raise UsageError(f"no drafter {self.drafter!r}", "one of: model, ngram, none")
         if self.n_draft is not None:
-            _within("n_draft", self.n_draft, 0, math.inf)
+            _within("n_draft", self.n_draft, 0, MAX_DRAFT)
         _within("p_min", self.p_min, 0.0, 1.0)
         _within("draft_temperature", self.draft_temperature, 0.0, math.inf)
         _within("ngram_min", self.ngram_min, 1, 64)

@@ -38,18 +38,31 @@ class Worker:
             return function(*args, **kwargs)
         if self._closed:
             raise UsageError("this pair is closed")
-        future: Future[T] = self._executor.submit(self._call, lambda: function(*args, **kwargs))
+        future: Future[T] | None = None
         try:
-            return future.result()
+            future = self._executor.submit(self._call, lambda: function(*args, **kwargs))
+            return self._result(future)
         except BaseException:
-            if not future.done():
+            # An interrupt may also come before submit has returned: the work then has no name, but close() stops it.
+            if future is not None and not future.done():
                 self._stop_and_wait(future)
             raise
 
     def close(self) -> None:
-        """Finish the work at hand and end the thread."""
+        """Stop the work at hand and end the thread."""
         self._closed = True
+        self._stop()
         self._executor.shutdown()
+
+    @staticmethod
+    def _result(future: Future[T]) -> T:
+        while True:
+            try:
+                # In slices: a signal that arrives just before an endless wait begins is not noticed until it ends.
+                return future.result(timeout=0.1)
+            except TimeoutError:
+                if future.done():
+                    return future.result()
 
     def _call(self, work: Callable[[], T]) -> T:
         self._thread = threading.get_ident()

@@ -58,7 +58,8 @@ def _lines(target: ModelInfo, draft: ModelInfo, report: VocabReport, warnings: t
         ("shared", f"{_tokens(report.shared)} with the same text under the same id"),
     ]
     if report.differing:
-        shown = [f"{d.id}: {d.target_text!r} in the target, {d.draft_text!r} in the draft" for d in report.differing]
+        few = report.differing if report.shared else report.differing[:3]  # where nothing agrees, a list says little
+        shown = [f"{d.id}: {d.target_text!r} in the target, {d.draft_text!r} in the draft" for d in few]
         if report.differing_total > len(shown):
             shown.append(f"and {report.differing_total - len(shown)} more")
         rows.append(("differing", "\n".join(shown)))

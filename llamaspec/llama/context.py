@@ -60,6 +60,7 @@ class Context:
 
     Raises:
         OutOfMemoryError: llama.cpp could not allocate it.
+        UsageError: the model cannot have such a context, a cache type that does not divide its heads for example.
     """
 
     def __init__(self, model: Model, options: ContextOptions, cancel: CancelFlag) -> None:
@@ -85,11 +86,11 @@ class Context:
         errors = log.Errors()
         handle = llama.llama_init_from_model(model.handle, params)
         if not handle:
-            raise OutOfMemoryError(
-                f"no context of {options.n_ctx} tokens for {model.info.path.name}: "
-                f"{errors.reason() or 'llama.cpp could not make one'}",
-                "ask for a smaller context (-c), or a smaller cache (-ctk q8_0 -ctv q8_0)",
-            )
+            reason = errors.reason() or "llama.cpp gave no reason"
+            what = f"no context of {options.n_ctx} tokens for {model.info.path.name}: {reason}"
+            if any(word in reason.lower() for word in ("memory", "alloc")):
+                raise OutOfMemoryError(what, "ask for a smaller context (-c), or a smaller cache (-ctk q8_0 -ctv q8_0)")
+            raise UsageError(what)
         self.handle = handle
         self.close = weakref.finalize(self, llama.llama_free, handle)
         self.memory = llama.llama_get_memory(handle)
