@@ -81,6 +81,12 @@ def high_level(llama: Any, prompt: list[int], n: int) -> Turn:
     return Turn(tokens, time.perf_counter() - began)
 
 
+def _peer(model: str, threads: int) -> Any:
+    from llama_cpp import Llama
+
+    return Llama(model, n_ctx=2048, n_batch=512, n_threads=threads, n_threads_batch=threads, flash_attn=True, verbose=False)
+
+
 @click.command()
 @click.option("-m", "--model", required=True, type=click.Path(exists=True, dir_okay=False), help="Target.")
 @click.option(
@@ -115,18 +121,9 @@ def main(
             f"{drafter} n={n_draft}, sampled": lambda: generate(pair, tokens, SAMPLED, drafted, max_tokens),
         }
         if peer:
-            from llama_cpp import Llama
-
-            llama = Llama(
-                model,
-                n_ctx=2048,
-                n_batch=512,
-                n_threads=pair.threads,
-                n_threads_batch=pair.threads,
-                flash_attn=True,
-                verbose=False,
-            )
-            contenders["llama_cpp.Llama, greedy"] = lambda: high_level(llama, tokens, max_tokens)
+            # In the pair's own thread: a second thread that computes would slow both down (OpenMP keeps a team for each).
+            llama = pair._worker.run(_peer, model, pair.threads)
+            contenders["llama_cpp.Llama, greedy"] = lambda: pair._worker.run(high_level, llama, tokens, max_tokens)
         for run in contenders.values():
             run()  # the first turn of each warms caches and the processor up; it is not counted
         turns: dict[str, list[Turn]] = {name: [] for name in contenders}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -233,10 +232,10 @@ class Pair:
         while True:
             if self._answer is not current:
                 raise UsageError("this answer has ended: another one was started on the same pair")
-            began = time.perf_counter()
             one = self._worker.run(next, steps)
-            one = replace(one, seconds=time.perf_counter() - began, notices=turns.take_notices())
             said += one.tokens
+            if notices := turns.take_notices():
+                one = replace(one, notices=notices)
             if one.finish_reason == "context":
                 shorter = turns.drop_oldest()
                 if shorter is not None:

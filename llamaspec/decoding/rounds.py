@@ -54,7 +54,7 @@ class Round:
         accepted: proposed tokens emitted. They are the first of `tokens`.
         draft_seconds: wall time spent drafting.
         verify_seconds: wall time of the target's pass, until its logits were there.
-        seconds: wall time of the whole round as the caller waited for it.
+        seconds: wall time of the whole round: drafting, the target's pass, sampling and acceptance.
         finish_reason: on the last round: "stop" (an end token or a stop string), "length" (max_tokens), "context" (it is full).
         prefill: on the first round.
         notices: what the user should be told before this round's text: messages dropped, a template that needed help.
@@ -129,18 +129,19 @@ def rounds(target: Context, drafter: Drafter | None, prompt: Sequence[int], answ
     token = draw(answer.sampler.choice(target.logits()[0]), answer.rng)
     pieces = [_emit(token, answer)]
     finish = _finish(token, pieces, target.room, target, answer)
-    prefill = Prefill(len(prompt), reused, time.perf_counter() - started)
-    yield Round((token,), tuple(pieces), finish_reason=finish, prefill=prefill)
+    seconds = time.perf_counter() - started
+    yield Round((token,), tuple(pieces), seconds=seconds, finish_reason=finish, prefill=Prefill(len(prompt), reused, seconds))
     if drafter is not None and finish is None:
         drafter.begin([*prompt, token])
 
     while finish is None:
+        drafting = time.perf_counter()
+
         # 3) Draft. The target adds a token of its own to what it accepts, so one place is left for that; and the pass must
         #    fit the context and the rows of logits it was made for.
         limit = min(answer.n_draft, target.room - 1, target.options.max_outputs - 1)
         if answer.max_tokens is not None:
             limit = min(limit, answer.max_tokens - answer.generated - 1)
-        drafting = time.perf_counter()
         draft = drafter.propose(limit) if drafter is not None and limit > 0 else Draft()
 
         # 4) Verify: one pass over the last token, which the cache lacks, and the draft. Row i says what follows token i.
@@ -184,6 +185,7 @@ def rounds(target: Context, drafter: Drafter | None, prompt: Sequence[int], answ
             accepted=accepted,
             draft_seconds=verifying - drafting,
             verify_seconds=verified - verifying,
+            seconds=time.perf_counter() - drafting,
             finish_reason=finish,
         )
 

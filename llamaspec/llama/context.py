@@ -72,6 +72,8 @@ class Context:
         self.busy_seconds = 0.0
         self._cancel = cancel
         self._rows = 0
+        self._view_key = (0, 0)
+        self._view = np.empty((0, model.n_vocab), np.float32)
 
         params = llama.llama_context_default_params()
         params.n_ctx = options.n_ctx
@@ -117,16 +119,17 @@ class Context:
             Cancelled: the flag was set.
             RuntimeFailure: llama.cpp refused or failed.
         """
-        before = len(self.tokens)
+        held = self.tokens
+        before = len(held)
         # llama.cpp aborts the process on these two, so they are checked here, whoever calls.
-        if len(tokens) > self.room:
+        if before + len(tokens) > self.n_ctx:
             raise RuntimeFailure(f"{len(tokens)} tokens do not fit the {self.room} free places of the context")
         if outputs == "all" and len(tokens) > self.options.max_outputs:
             raise RuntimeFailure(f"{len(tokens)} rows of logits asked of a context made for {self.options.max_outputs}")
         for start in range(0, len(tokens), self._batch.capacity):
             piece = tokens[start : start + self._batch.capacity]
             last = start + len(piece) == len(tokens)
-            self._batch.fill(piece, len(self.tokens), "none" if outputs == "last" and not last else outputs)
+            self._batch.fill(piece, len(held), "none" if outputs == "last" and not last else outputs)
             began = time.perf_counter()
             status: int = 2 if self._cancel.is_set else self._decode(self.handle, self._batch.struct)
             self.busy_seconds += time.perf_counter() - began
@@ -135,8 +138,8 @@ class Context:
                 if status == 2:
                     raise Cancelled("stopped")
                 raise RuntimeFailure(f"llama.cpp could not decode (status {status})")
-            self.tokens.extend(piece)
-        self._rows = {"all": len(tokens), "last": 1, "none": 0}[outputs]
+            held.extend(piece)
+        self._rows = len(tokens) if outputs == "all" else 1
 
     def logits(self) -> NDArray[np.float32]:
         """The logits of the last decode, shape (rows asked for, n_vocab): a view, valid until the next decode.
@@ -148,10 +151,13 @@ class Context:
         self.busy_seconds += time.perf_counter() - began
         if not address:
             raise RuntimeFailure("llama.cpp has no logits for the last decode")
-        shape = (self._rows, self.model.n_vocab)
-        buffer = memoryview((ctypes.c_float * (shape[0] * shape[1])).from_address(address))
-        rows: NDArray[np.float32] = np.asarray(buffer, np.float32).reshape(shape)
-        return rows
+        # The buffer seldom moves, and making a view anew costs more than the getter.
+        if self._view_key != (address, self._rows):
+            size = self._rows * self.model.n_vocab
+            buffer = memoryview((ctypes.c_float * size).from_address(address))
+            self._view = np.asarray(buffer, np.float32).reshape(self._rows, -1)
+            self._view_key = (address, self._rows)
+        return self._view
 
     def truncate(self, length: int) -> None:
         """Forget every token from position `length` on.
@@ -229,12 +235,17 @@ class _Batch:
 
     def fill(self, tokens: Sequence[int], position: int, outputs: str) -> None:
         n = len(tokens)
+        self.struct.n_tokens = n
+        if n == 1:
+            self._token[0] = tokens[0]
+            self._pos[0] = position
+            self._output[0] = outputs != "none"
+            return
         self._token[:n] = tokens
         np.add(self._steps[:n], position, out=self._pos[:n])
         self._output[:n] = outputs == "all"
         if outputs == "last":
             self._output[n - 1] = 1
-        self.struct.n_tokens = n
 
 
 def _ggml_type(name: str) -> int:

@@ -22,6 +22,9 @@ from llamaspec.options import Sampling
 Logits = NDArray[np.float32]
 _RECORD = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
+_TAIL = 12.0
+"""Tokens this far in log-probability below the best one are in no top-k of practical size."""
+
 DRAFT_TOP_K = 40
 """A sampling draft draws from its k likeliest tokens: the tail costs time and is not accepted."""
 
@@ -43,6 +46,7 @@ class TargetSampler:
         self._greedy = sampling.greedy
         self._candidates = _Candidates(model.n_vocab)
         self._chain, self._has_memory, empty = _target_chain(model, sampling, seed, n_ctx)
+        self._top_k = 0 if self._greedy or self._has_memory or sampling.logit_bias else sampling.top_k
         self._grammar = _grammar(model, sampling)
         self._only_argmax = self._greedy and empty and self._grammar is None
         for sampler in filter(None, (self._chain, self._grammar)):
@@ -65,7 +69,7 @@ class TargetSampler:
         """
         if self._only_argmax:
             return int(row.argmax())
-        ids, logits = self._apply(self._candidates.fill(row))
+        ids, logits = self._apply(self._candidates.fill_top(row, self._top_k))
         if self._grammar is not None:
             allowed = self._allowed(ids)
             if allowed.any():
@@ -135,7 +139,7 @@ class DraftSampler:
         confidence = 1.0 / float(self._buffer.sum())
         if self._chain is None:
             return best, confidence
-        self._llama.llama_sampler_apply(self._chain, self._candidates.fill(row))
+        self._llama.llama_sampler_apply(self._chain, self._candidates.fill_top(row, DRAFT_TOP_K))
         return _softmax(*self._candidates.read()), confidence
 
 
@@ -151,9 +155,19 @@ class _Candidates:
         self._data = ctypes.cast(self._records.ctypes.data, llama.llama_token_data_p)
 
     def fill(self, logits: Logits, ids: NDArray[np.int32] | None = None) -> object:
-        self._records["id"] = self._ids if ids is None else ids
-        self._records["logit"] = logits
-        return self._present(len(logits))
+        """Present these logits to the samplers; the ids count from 0 when not given."""
+        size = len(logits)
+        self._records["id"][:size] = self._ids if ids is None else ids
+        self._records["logit"][:size] = logits
+        return self._present(size)
+
+    def fill_top(self, logits: Logits, k: int) -> object:
+        """The same for a chain that begins with top-k: without the tail that top-k would drop. k = 0 keeps all."""
+        if k:
+            near = np.flatnonzero(logits > logits.max() - _TAIL)
+            if k <= len(near):
+                return self.fill(logits[near], near.astype(np.int32))
+        return self.fill(logits)
 
     def drop_forbidden(self) -> object:
         """Keep the records whose logit is finite.
