@@ -34,7 +34,7 @@ clean:
 	@echo "Installing llamaspec. The first time, llama.cpp is compiled: about 5 minutes on two cores."
 	@rm -f .venv/failed
 	@{ $(BIN)/pip install --disable-pip-version-check -v -e . 2>&1 || touch .venv/failed; } | tee .venv/install.log \
-	| sed -nE 's/^ *\[([0-9]*0\/[0-9]+)\].*/  compiling llama.cpp: \1/p; s/^ *(Collecting [a-z0-9-]+).*/  \1/p; s/^(ERROR.*|error:.*)/\1/p'
+	| sed -unE 's/^ *\[([0-9]*0\/[0-9]+)\].*/  compiling llama.cpp: \1/p; s/^ *(Collecting [a-z0-9-]+).*/  \1/p; s/^(ERROR.*|error:.*)/\1/p'
 	@test ! -e .venv/failed || { tail -n 40 .venv/install.log; echo "The install failed; all of it is in .venv/install.log"; exit 1; }
 	@touch $@
 

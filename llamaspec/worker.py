@@ -63,15 +63,13 @@ class Worker:
         self._thread.join()
 
     def _stop_and_wait(self, job: _Job[T]) -> None:
-        job.abandoned = True
-        self._stop()
-        while not job.finished:
+        while not job.finished and self._thread.is_alive():
             try:
+                job.abandoned = True
+                self._stop()
                 job.done.acquire(timeout=0.1)
             except KeyboardInterrupt:
                 continue  # impatience does not make native code stop faster, and leaving now would corrupt the cache
-            if not self._thread.is_alive():
-                break
         self._resume()
 
 

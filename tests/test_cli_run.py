@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +36,28 @@ def report(*arguments: object, stdin: str | None = None) -> dict[str, Any]:
     return parsed
 
 
-def start(*arguments: object, code: str = "from llamaspec.cli import main; main()", **settings: Any) -> subprocess.Popen[bytes]:
-    """The real program, in a process of its own. Ctrl+C reaches it even where this process was told to ignore it."""
+@contextmanager
+def start(
+    *arguments: object, code: str = "from llamaspec.cli import main; main()", **settings: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The real program, in a process of its own, which does not outlive the test.
+
+    Ctrl+C reaches it even where this process was told to ignore it.
+    """
     # llama_cpp leaves two files open
     warnings = ("-W", "error", "-W", "ignore::ResourceWarning")
     command = [sys.executable, *warnings, "-c", code, "run", *map(str, arguments)]
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return subprocess.Popen(command, **(streams | settings))
+        process = subprocess.Popen(command, **(streams | settings))
     finally:
         signal.signal(signal.SIGINT, before)
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()  # leaving waits for its end, and a test that failed must not wait for good
 
 
 @pytest.fixture(autouse=True)
@@ -447,9 +459,6 @@ from llamaspec.llama.context import Context
 
 def hang(flag):
     pause = threading.Event()
-    # Say so when the caller waits, not while it still hands the work over.
-    while sys._current_frames()[threading.main_thread().ident].f_code.co_name != "wait":
-        pause.wait(0.001)
     sys.stdout.write("at work\\n")
     sys.stdout.flush()
     while not flag.is_set:
