@@ -112,7 +112,7 @@ def main(
         text = Path(prompt).read_text()
         tokens = pair.tokenize([{"role": "user", "content": text}])
         drafted = Speculation(n_draft=n_draft)
-        drafter = pair.drafter_name(drafted)
+        drafter = pair.drafters(drafted)[0]
         contenders: dict[str, Callable[[], Turn]] = {
             "tight loop, greedy": lambda: tight_loop(pair, tokens, max_tokens),
             "no draft, greedy": lambda: generate(pair, tokens, GREEDY, Speculation("none"), max_tokens),

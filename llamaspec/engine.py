@@ -10,10 +10,12 @@ from random import Random
 from types import TracebackType
 from typing import Any, Literal, TypeGuard
 
-from llamaspec import hardware
+from llamaspec import calibration, hardware
 from llamaspec.chat.templates import ChatTemplate
+from llamaspec.decoding.draft_length import Decisions, DraftLength
 from llamaspec.decoding.rounds import Answer, Round, rounds
 from llamaspec.drafting import Drafter
+from llamaspec.drafting.auto import AutoDrafter
 from llamaspec.drafting.model import ModelDrafter
 from llamaspec.drafting.ngram import NgramDrafter
 from llamaspec.errors import (
@@ -23,11 +25,13 @@ from llamaspec.errors import (
     UsageError,
 )
 from llamaspec.gguf_header import ModelInfo, read_model
+from llamaspec.llama import library
 from llamaspec.llama.cancel import CancelFlag
 from llamaspec.llama.context import CACHE_TYPES, FLASH_ATTENTION, CacheType, Context, ContextOptions, FlashAttention
 from llamaspec.llama.model import SPLIT_MODES, Model, Placement, SplitMode
 from llamaspec.llama.sampler import DraftSampler, TargetSampler
-from llamaspec.options import DEFAULT_N_DRAFT, MAX_DRAFT, Sampling, Speculation
+from llamaspec.options import MAX_DRAFT, Sampling, Speculation
+from llamaspec.remembered import Memory
 from llamaspec.text import TextStream
 from llamaspec.vocab import VocabReport, compare, pair_warnings
 from llamaspec.worker import Worker
@@ -51,6 +55,7 @@ class LoadOptions:
         draft_cache_type_k, draft_cache_type_v: of the draft's. A quantized one can ruin acceptance.
         threads: CPU threads; None takes the physical cores this process may use.
         mmap, mlock: map the files; keep the weights in memory.
+        remember: keep what is learnt of the pair's speed on this machine for the next load, in the user's cache folder.
     """
 
     n_ctx: int | None = None
@@ -66,6 +71,7 @@ class LoadOptions:
     threads: int | None = None
     mmap: bool | None = None
     mlock: bool = False
+    remember: bool = True
 
     def __post_init__(self) -> None:
         if self.n_ctx is not None and self.n_ctx < 8:
@@ -156,6 +162,8 @@ class Pair:
         self._worker = Worker(self._cancel.set, self._cancel.clear)
         self._answer: object = None
         self._draft_context: Context | None = None
+        self._decider: DraftLength | None = None
+        self._memory: Memory | None = None
         notices = list(pair_warnings(target, draft)) if draft is not None else []
         if self.n_ctx > target.context_length:
             notices.append(f"the context of {self.n_ctx} tokens is longer than the {target.context_length} it was trained on")
@@ -236,11 +244,13 @@ class Pair:
             said += one.tokens
             if notices := turns.take_notices():
                 one = replace(one, notices=notices)
+            if one.finish_reason is not None and isinstance(drafter, AutoDrafter):
+                one = replace(one, decisions=drafter.decisions)
             if one.finish_reason == "context":
                 shorter = turns.drop_oldest()
                 if shorter is not None:
                     steps = rounds(self._context, drafter, [*shorter, *said], answer)
-                    one = replace(one, finish_reason=None)
+                    one = replace(one, finish_reason=None, decisions=None)
                 else:
                     one = replace(one, pieces=(*one.pieces[:-1], one.pieces[-1] + answer.text.finish()))
             yield one
@@ -269,33 +279,60 @@ class Pair:
         )
         return answer, drafter
 
-    def drafter_name(self, speculation: Speculation | None = None) -> str:
-        """Who would draft with these settings: "model", "ngram" or "none"."""
-        asked = (speculation or Speculation()).drafter
-        if not self.can_draft or asked == "none":
-            return "none"
-        return asked or ("model" if self.draft is not None else "ngram")
-
-    def n_draft(self, speculation: Speculation | None = None) -> int:
-        """The draft length these settings mean, in tokens; 0 when nothing is drafted."""
-        speculation = speculation or Speculation()
-        name = self.drafter_name(speculation)
-        if name == "none":
-            return 0
-        return DEFAULT_N_DRAFT[name] if speculation.n_draft is None else speculation.n_draft
+    def drafters(self, speculation: Speculation | None = None) -> tuple[str, ...]:
+        """Who may draft with these settings: "model", "ngram", both, or nobody."""
+        asked = speculation or Speculation()
+        if not self.can_draft or asked.drafter == "none" or asked.n_draft == 0:
+            return ()
+        if asked.drafter != "auto":
+            return (asked.drafter,)
+        both = ("model", "ngram") if self.draft is not None else ("ngram",)
+        return both if asked.n_draft is None else both[:1]
 
     def _drafter(self, speculation: Speculation, seed: int) -> tuple[Drafter | None, int]:
-        name, n_draft = self.drafter_name(speculation), self.n_draft(speculation)
-        if n_draft == 0:
+        """The drafter, and the most tokens it may propose in a round."""
+        names = self.drafters(speculation)
+        if not names:
             return None, 0
-        if name == "ngram":
+        fixed = speculation.n_draft
+        lookup = model = None
+        if "ngram" in names:
             reference = self._tokenize(speculation.reference) if speculation.reference else []
-            return NgramDrafter(speculation.ngram_min, reference), n_draft
-        if self._draft_context is None or self.vocabulary is None:
-            raise UsageError("the drafter 'model' needs a draft model, and this pair has none")
-        sampler = DraftSampler(self._draft_context.model, speculation.draft_temperature, self.vocabulary.undraftable)
-        # Another stream of numbers than the target's: a token must not be accepted because of how it was drawn.
-        return ModelDrafter(self._draft_context, sampler, Random(f"draft {seed}"), speculation.p_min), n_draft
+            lookup = NgramDrafter(speculation.ngram_min or (2 if fixed is None else 3), reference)
+        if "model" in names:
+            if self._draft_context is None or self.vocabulary is None:
+                raise UsageError("the drafter 'model' needs a draft model, and this pair has none")
+            sampler = DraftSampler(self._draft_context.model, speculation.draft_temperature, self.vocabulary.undraftable)
+            # Another stream of numbers than the target's: a token must not be accepted because of how it was drawn.
+            model = ModelDrafter(self._draft_context, sampler, Random(f"draft {seed}"), speculation.p_min)
+        if fixed is not None:
+            return model or lookup, fixed
+        decider = self._decide()
+        decider.begin()
+        return AutoDrafter(decider, model, lookup, speculation.p_min), MAX_DRAFT
+
+    def _decide(self) -> DraftLength:
+        """Who decides on the draft length: it knows this pair from before, or measures it now."""
+        if self._decider is None:
+            if self.options.remember:
+                self._memory = Memory(self._identity())
+                self._decider = self._memory.recall()
+            if self._decider is None:
+                undraftable = self.vocabulary.undraftable if self.vocabulary is not None else ()
+                self._decider = calibration.measure(self._context, self._draft_context, undraftable)
+        return self._decider
+
+    def _identity(self) -> dict[str, Any]:
+        """What the speeds of this pair depend on."""
+        files = {}
+        for which, info in (("target", self.target), ("draft", self.draft)):
+            if info is not None:
+                stat = info.path.stat()
+                files[which] = [info.path.name, stat.st_size, stat.st_mtime_ns, info.tensor_bytes]
+        settings = self.settings()
+        kept = ("threads", "gpu_layers", "draft_gpu_layers", "main_gpu", "split_mode", "flash_attention")
+        types = {name: value for name, value in settings.items() if "cache_type" in name}
+        return files | {name: settings[name] for name in kept} | types | hardware.identity() | library.versions()
 
     # --- around it
 
@@ -324,6 +361,14 @@ class Pair:
         if self._draft_context is not None:
             self._worker.run(self._draft_context.clear)
 
+    def decisions(self) -> Decisions | None:
+        """What the next decision on the draft length would rest on; None when none was taken yet."""
+        return self._decider.decisions() if self._decider is not None else None
+
+    def forget(self) -> None:
+        """Forget what was learnt of how far to draft: the next answer begins with a measurement."""
+        self._decider, self._memory = None, None
+
     def cancel(self) -> None:
         """Stop the answer in the making, from another thread: its `generate` raises Cancelled."""
         self._cancel.set()
@@ -341,14 +386,16 @@ class Pair:
             "sampling": asdict(sampling or Sampling()),
             "speculation": {
                 **asdict(speculation or Speculation()),
-                "drafter": self.drafter_name(speculation),
-                "n_draft": self.n_draft(speculation),
+                "drafters": self.drafters(speculation),
             },
         }
 
     def close(self) -> None:
         """Free both models. The pair cannot be used afterwards."""
         self._worker.close()
+        if self._memory is not None and self._decider is not None:
+            self._memory.keep(self._decider)
+            self._memory = None
         for context in (getattr(self, "_context", None), self._draft_context):
             if context is not None:
                 context.close()
@@ -371,7 +418,9 @@ class Pair:
             return
         placement = replace(target, gpu_layers=options.draft_gpu_layers, split_mode="none")
         model = Model(self.draft, placement, self._report("draft"))
-        self._draft_context = self._make_context(model, options.draft_cache_type_k, options.draft_cache_type_v, 1)
+        self._draft_context = self._make_context(
+            model, options.draft_cache_type_k, options.draft_cache_type_v, calibration.SPAN
+        )
         if not self._draft_context.can_rollback:
             raise UnfitError(
                 f"{self.draft.path.name} cannot draft: {self.draft.architecture} keeps a state that cannot be rolled back",

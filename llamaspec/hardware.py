@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -23,6 +25,26 @@ def available_memory() -> int:
     if limit is not None and used is not None:
         available = min(available, max(0, limit - used + _cgroup_file_cache()))
     return available
+
+
+def identity() -> dict[str, Any]:
+    """What tells this machine from another as far as speed goes."""
+    from llamaspec.llama.devices import gpus
+
+    return {
+        "processor": _processor_name(),
+        "cores": physical_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": [(gpu.description, gpu.memory_total) for gpu in gpus()],
+    }
+
+
+def _processor_name() -> str:
+    try:
+        rows = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(row.partition(":")[2].strip() for row in rows if row.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def _cgroup_cpus() -> int | None:

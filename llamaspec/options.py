@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from llamaspec.errors import UsageError
 
-DrafterName = Literal["model", "ngram", "none"]
+DrafterName = Literal["auto", "model", "ngram", "none"]
 
 MAX_DRAFT = 32
 """Longest draft a pair can verify: buffers for this many rows of logits are reserved when it loads."""
-
-DEFAULT_N_DRAFT: Mapping[str, int] = {"model": 5, "ngram": 8}
-"""Draft length by drafter, when none is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,32 +95,35 @@ class Speculation:
     """How to draft. Nothing here can change what the text's distribution is, only how fast it comes.
 
     Attributes:
-        drafter: "model" (the pair's draft model), "ngram" (lookup in the prompt, the answer and `reference`), "none" (the
-            target alone); None takes the model when the pair has one, else n-gram lookup.
-        n_draft: tokens proposed in a round; None is the drafter's default (5 for a model, 8 for lookup); 0 drafts nothing.
+        drafter: "model" (the pair's draft model), "ngram" (lookup in the prompt, the answer and `reference`), "auto"
+            (whichever pays, both in one draft where that pays), "none" (the target alone).
+        n_draft: tokens proposed in a round; None decides round by round, as far as it pays; 0 drafts nothing. A fixed length
+            with "auto" is drafted by the model when the pair has one, else by lookup.
         p_min: stop drafting before a token whose draft probability is under this. Where the draft samples
             (`draft_temperature` > 0) the probability of its likeliest token decides: looking at the drawn token's own
             would bias the text.
         draft_temperature: of the draft's own sampling; 0 takes its likeliest token.
-        ngram_min: tokens that must match before lookup proposes a continuation.
+        ngram_min: tokens that must match before lookup proposes a continuation; None takes 2 where the length is decided
+            round by round, which weighs short matches by how they fare, else 3.
         reference: text that the answer may copy from, for lookup, besides the prompt.
     """
 
-    drafter: DrafterName | None = None
+    drafter: DrafterName = "auto"
     n_draft: int | None = None
     p_min: float = 0.0
     draft_temperature: float = 0.0
-    ngram_min: int = 3
+    ngram_min: int | None = None
     reference: str | None = None
 
     def __post_init__(self) -> None:
-        if self.drafter not in (None, "model", "ngram", "none"):
-            raise UsageError(f"no drafter {self.drafter!r}", "one of: model, ngram, none")
+        if self.drafter not in get_args(DrafterName):
+            raise UsageError(f"no drafter {self.drafter!r}", f"one of: {', '.join(get_args(DrafterName))}")
         if self.n_draft is not None:
             _within("n_draft", self.n_draft, 0, MAX_DRAFT)
         _within("p_min", self.p_min, 0.0, 1.0)
         _within("draft_temperature", self.draft_temperature, 0.0, math.inf)
-        _within("ngram_min", self.ngram_min, 1, 64)
+        if self.ngram_min is not None:
+            _within("ngram_min", self.ngram_min, 1, 64)
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

@@ -88,7 +88,7 @@ def test_the_answer_alone_is_on_stdout(target: Path, load_pair: LoadPair) -> Non
     done = run(target, "hello", "-n", 30, *GREEDY)
     assert done.exit_code == 0
     assert done.stdout_bytes == (text if text.endswith("\n") else text + "\n").encode()
-    assert "drafted by n-gram lookup, n_draft 8, greedy | 30 tokens in " in done.stderr
+    assert "drafted by n-gram lookup, as far as it pays, greedy | 30 tokens in " in done.stderr
     assert "tokens/s" in done.stderr
     assert "speedup" not in done.stderr
 
@@ -121,7 +121,8 @@ def test_json_is_one_object_with_everything(target: Path) -> None:
     assert said["finish_reason"] == "length"
     assert said["stats"]["generated_tokens"] == 12
     assert said["baseline"] is None
-    assert said["settings"]["speculation"]["drafter"] == "ngram"
+    assert said["settings"]["speculation"]["drafters"] == ["ngram"]
+    assert said["settings"]["speculation"]["n_draft"] is None
     assert said["settings"]["max_tokens"] == 12
     assert said["versions"]["llamaspec"] == llamaspec.__version__
     assert set(said["versions"]) == {"llamaspec", "python", "llama_cpp_python", "llama_cpp"}
@@ -178,7 +179,8 @@ def test_quiet_and_verbose(target: Path) -> None:
         (("--drafter", "none"), "drafting off (as asked)"),
         (("--draft-length", 0), "drafting off (draft length 0)"),
         (("--draft-length", 4), "drafted by n-gram lookup, n_draft 4"),
-        (("--ngram-min", 64), "nothing to draft was found"),
+        (("--draft-length", 4, "--ngram-min", 64), "nothing to draft was found"),
+        (("--ngram-min", 64), "nothing drafted: it would not have paid"),
         (("--reverse-prompt", "zzz"), "the limit set by -n"),
         (("--no-draft", "--p-min", 0.5), "--p-min has no effect: nothing is drafted"),
         (("--draft-temp", 0.5), "--draft-temp has no effect: n-gram lookup drafts"),
@@ -190,7 +192,7 @@ def test_it_says_who_drafted_and_what_ended_it(target: Path, arguments: tuple[ob
 
 def test_a_draft_model_is_named_with_its_settings(target: Path, near_draft: Path) -> None:
     done = run(target, "hello", "-n", 10, "-t", 1, "-md", near_draft, "--p-min", 0.1, "--draft-temp", 0.6, "--seed", 5)
-    assert "drafted by near.gguf, n_draft 5, p_min 0.1, draft temperature 0.6" in done.stderr
+    assert "drafted by near.gguf and n-gram lookup, as far as it pays, p_min 0.1, draft temperature 0.6" in done.stderr
     assert "temperature 0.8, top-k 40, top-p 0.95, min-p 0.05, seed 5" in done.stderr
 
 
@@ -251,8 +253,8 @@ def test_every_option_reaches_its_setting(target: Path, near_draft: Path, tmp_pa
         "dry_sequence_breakers": ["a", "b"], "logit_bias": {"262": 1.5, "263": 1.0, "264": -2.0, "265": "-inf"},
         "seed": 3, "grammar": "root ::= [a-t]*", "json_schema": None,
     }  # fmt: skip
-    wanted = {"drafter": "model", "n_draft": 3, "p_min": 0.25, "draft_temperature": 0.5}
-    assert wanted.items() <= settings["speculation"].items()
+    wanted = {"drafters": ["model"], "n_draft": 3, "p_min": 0.25, "draft_temperature": 0.5}
+    assert {name: settings["speculation"][name] for name in wanted} == wanted
 
 
 def test_lookup_settings_reach_it(target: Path, tmp_path: Path) -> None:

@@ -144,8 +144,8 @@ def test_quantized_caches_work_and_settings_tell(load_pair: LoadPair, models: Pa
     settings = pair.settings(GREEDY, Speculation())
     assert settings["cache_type_k"] == "q8_0"
     assert settings["draft_cache_type_k"] == "f16"
-    assert settings["speculation"]["drafter"] == "model"
-    assert settings["speculation"]["n_draft"] == 5
+    assert settings["speculation"]["drafters"] == ("model", "ngram")
+    assert settings["speculation"]["n_draft"] is None
 
 
 # --- models that cannot roll back
@@ -159,7 +159,7 @@ def test_a_recurrent_target_is_not_drafted_for(load_pair: LoadPair, models: Path
     pair = load_pair(recurrent, near_draft)
     assert not pair.can_draft
     assert any("cannot be rolled back" in notice for notice in pair.notices)
-    assert pair.n_draft(Speculation("ngram", 5)) == 0
+    assert pair.drafters(Speculation("ngram", 5)) == ()
     for speculation in (Speculation("model", 5), Speculation("ngram", 5)):
         rounds = list(pair.generate("abcabcabc", sampling=GREEDY, speculation=speculation, max_tokens=40))
         assert _tokens(rounds) == text
@@ -188,12 +188,15 @@ def test_a_recurrent_draft_is_refused(models: Path, target: Path) -> None:
 # --- who drafts
 
 
-def test_the_drafter_is_the_model_if_there_is_one(load_pair: LoadPair, target: Path, near_draft: Path) -> None:
-    assert load_pair(target, near_draft).drafter_name() == "model"
+def test_who_may_draft(load_pair: LoadPair, target: Path, near_draft: Path) -> None:
+    pair = load_pair(target, near_draft)
+    assert pair.drafters() == ("model", "ngram")
+    assert pair.drafters(Speculation(n_draft=3)) == ("model",)
+    assert pair.drafters(Speculation("ngram")) == ("ngram",)
     lonely = load_pair(target)
-    assert lonely.drafter_name() == "ngram"
-    assert lonely.n_draft() == 8
-    assert lonely.n_draft(Speculation(n_draft=0)) == 0
+    assert lonely.drafters() == ("ngram",)
+    assert lonely.drafters(Speculation(n_draft=0)) == ()
+    assert lonely.drafters(Speculation("none")) == ()
     with pytest.raises(UsageError, match="has none"):
         list(lonely.generate("abc", speculation=Speculation("model")))
     with pytest.raises(UsageError, match="n_draft is 33: it takes 0 to 32"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llamaspec.drafting import Outcome
 from llamaspec.drafting.ngram import MAX_CANDIDATES, NgramDrafter, NgramIndex
 
 
@@ -15,44 +16,44 @@ def _drafter(shortest: int, tokens: list[int], reference: list[int] | None = Non
 
 
 def test_it_proposes_what_followed_before() -> None:
-    assert _drafter(2, [1, 2, 3, 4, 5, 1, 2]).propose(3).tokens == (3, 4, 5)
+    assert _drafter(2, [1, 2, 3, 4, 5, 1, 2]).propose(3, None).tokens == (3, 4, 5)
 
 
 def test_the_longest_match_wins_over_the_latest() -> None:
     # "1 2 3" was followed by 9; the later "2 3" by 7.
-    assert _drafter(2, [1, 2, 3, 9, 8, 2, 3, 7, 1, 2, 3]).propose(1).tokens == (9,)
+    assert _drafter(2, [1, 2, 3, 9, 8, 2, 3, 7, 1, 2, 3]).propose(1, None).tokens == (9,)
 
 
 def test_among_equals_the_latest_wins() -> None:
-    assert _drafter(2, [1, 2, 5, 1, 2, 6, 1, 2]).propose(1).tokens == (6,)
+    assert _drafter(2, [1, 2, 5, 1, 2, 6, 1, 2]).propose(1, None).tokens == (6,)
 
 
 def test_a_repetition_goes_on_beyond_the_text() -> None:
-    assert _drafter(2, [1, 2, 3, 1, 2, 3]).propose(7).tokens == (1, 2, 3, 1, 2, 3, 1)
+    assert _drafter(2, [1, 2, 3, 1, 2, 3]).propose(7, None).tokens == (1, 2, 3, 1, 2, 3, 1)
 
 
 def test_nothing_without_a_match() -> None:
-    assert _drafter(3, [1, 2, 3, 4, 2, 3]).propose(5).tokens == ()
-    assert _drafter(3, []).propose(5).tokens == ()
+    assert _drafter(3, [1, 2, 3, 4, 2, 3]).propose(5, None).tokens == ()
+    assert _drafter(3, []).propose(5, None).tokens == ()
 
 
 def test_a_reference_is_copied_from_and_not_run_over() -> None:
     drafter = _drafter(2, [7, 8], reference=[5, 7, 8, 9])
-    assert drafter.propose(5).tokens == (9,)
-    drafter.settle([9])
-    assert drafter.propose(5).tokens == ()
+    assert drafter.propose(5, None).tokens == (9,)
+    drafter.settle(Outcome((9,), (9,), 0.0))
+    assert drafter.propose(5, None).tokens == ()
 
 
 def test_settled_tokens_are_found_later() -> None:
     drafter = _drafter(2, [1, 2, 3])
-    drafter.settle([4, 1, 2])
-    assert drafter.propose(2).tokens == (3, 4)
+    drafter.settle(Outcome((4, 1, 2), (4, 1, 2), 0.0))
+    assert drafter.propose(2, None).tokens == (3, 4)
 
 
 def test_begin_forgets_the_text_before() -> None:
     drafter = _drafter(2, [1, 2, 3])
     drafter.begin([1, 2])
-    assert drafter.propose(1).tokens == ()
+    assert drafter.propose(1, None).tokens == ()
 
 
 @given(st.integers(1, 3), st.lists(st.integers(0, 2), max_size=30))

@@ -27,6 +27,7 @@ def _run(
 ) -> list[Round]:
     more.setdefault("sampling", GREEDY)
     more.setdefault("max_tokens", 60)
+    n = {"model": 5, "ngram": 8}.get(drafter) if n is None else n
     speculation = Speculation(drafter=drafter, n_draft=n, ngram_min=2)  # type: ignore[arg-type]
     return list(pair.generate(prompt, speculation=speculation, **more))  # type: ignore[arg-type]
 

@@ -11,9 +11,9 @@ from llamaspec.decoding.rounds import Prefill
 
 ROUNDS = [
     Round((1,), ("a",), seconds=9.0, prefill=Prefill(10, 4, 8.5)),
-    Round((2, 3, 4), ("b", "c", "d"), "model", 4, 2, 0.5, 1.0, 2.0),
-    Round((5,), ("e",), "ngram", 2, 0, 0.0, 0.5, 0.5),
-    Round((6,), ("f",), None, 0, 0, 0.0, 0.4, 0.5, "stop"),
+    Round((2, 3, 4), ("b", "c", "d"), ("model",) * 4, 2, 0.5, 1.0, 2.0),
+    Round((5,), ("e",), ("ngram",) * 2, 0, 0.0, 0.5, 0.5),
+    Round((6,), ("f",), (), 0, 0.0, 0.4, 0.5, "stop"),
 ]
 
 
@@ -23,7 +23,8 @@ def test_they_add_up() -> None:
     assert stats.generated_tokens == 6
     assert (stats.drafted_tokens, stats.accepted_tokens) == (6, 2)
     assert stats.drafted_by == {"model": 4, "ngram": 2}
-    assert stats.accepted_by == {"model": 2, "ngram": 0}
+    assert stats.accepted_by == {"model": 2}
+    assert stats.rounds_by == {"model": 1, "ngram": 1, "none": 1}
     assert stats.drafted_at == (2, 2, 1, 1)
     assert stats.accepted_at == (1, 1, 0, 0)
     assert stats.tokens_per_second == pytest.approx(5 / 3)

@@ -12,12 +12,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
 from llamaspec.errors import NotFoundError, UsageError
-from llamaspec.options import DEFAULT_N_DRAFT, Sampling, Speculation
+from llamaspec.options import DrafterName, Sampling, Speculation
 
 if TYPE_CHECKING:
     from llamaspec.engine import LoadOptions
@@ -62,6 +62,15 @@ def _layers(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
     if value.isascii() and value.isdigit():
         return int(value)
     raise click.BadParameter(f"{value!r} is not a number of layers, all or auto")
+
+
+def _draft_length(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+    if value is None or value == "auto":
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a number of tokens, or auto") from None
 
 
 def minus_one_is_none(_ctx: click.Context, _param: click.Parameter, value: int | None) -> int | None:
@@ -125,14 +134,15 @@ model_options = section(
 
 drafting_options = section(
     "Drafting (changes the speed, never what the text can be)",
-    option("--drafter", "--spec-type", type=click.Choice(("model", "ngram", "none")),
-           help="Who drafts. [default: the draft model if there is one, else n-gram lookup in prompt and answer]"),
+    option("--drafter", "--spec-type", type=click.Choice(get_args(DrafterName)),
+           help="Who drafts: the draft model, n-gram lookup in prompt and answer, or whichever pays. [default: auto]"),
     option("--no-draft", is_flag=True, help="Draft nothing: the target alone."),
-    option("--draft-length", "--spec-draft-n-max", "n_draft", type=int, metavar="N",
-           help="Tokens drafted in a round. [default: {model} by a model, {ngram} by lookup]".format(**DEFAULT_N_DRAFT)),
+    option("--draft-length", "--spec-draft-n-max", "n_draft", callback=_draft_length, metavar="N|auto",
+           help="Tokens drafted in a round, always as many. [default: auto, as far as it pays]"),
     _number(float, "--p-min --spec-draft-p-min", "p_min", "Stop before a token the draft model gives less probability."),
     _number(float, "--draft-temp", "draft_temperature", "Temperature of the draft model; 0 takes its likeliest token."),
-    _number(int, "--ngram-min", "ngram_min", "Tokens that must match before lookup proposes what followed."),
+    option("--ngram-min", type=int, metavar="N",
+           help="Tokens that must match before lookup proposes what followed. [default: 2; 3 with a fixed draft length]"),
     option("--reference", metavar="FILE", help="A text that the answer may copy from, for lookup, besides the prompt."),
 )  # fmt: skip
 
@@ -209,8 +219,13 @@ def speculation(given: Mapping[str, Any]) -> Speculation:
 
 def notes(given: Mapping[str, Any]) -> list[str]:
     """One sentence for each drafting option that was given and does nothing beside the others, or harm."""
-    asked = "none" if given["no_draft"] else given["drafter"] or ("model" if given["model_draft"] else "ngram")
-    drafter = {"none": "nothing is drafted", "ngram": "n-gram lookup drafts", "model": "the draft model drafts"}[asked]
+    asked = "none" if given["no_draft"] or given["n_draft"] == 0 else given["drafter"] or "auto"
+    has_model, fixed = bool(given["model_draft"]), given["n_draft"] is not None
+    if asked == "auto":
+        drafting = {"model"} if fixed and has_model else {"ngram"} if fixed or not has_model else {"model", "ngram"}
+    else:
+        drafting = {asked}
+    told = {"model": "the draft model drafts", "ngram": "n-gram lookup drafts", "none": "nothing is drafted"}
     options = (
         ("--model-draft", "model_draft", "model"),
         ("--p-min", "p_min", "model"),
@@ -219,12 +234,12 @@ def notes(given: Mapping[str, Any]) -> list[str]:
         ("--reference", "reference", "ngram"),
     )
     said = [
-        f"{option} has no effect: {drafter}"
+        f"{option} has no effect: {' and '.join(told[name] for name in sorted(drafting))}"
         for option, name, meant_for in options
-        if meant_for != asked and given[name] is not None
+        if meant_for not in drafting and given[name] is not None
     ]
     cache = [given["draft_cache_type_k"], given["draft_cache_type_v"]]
-    if asked == "model" and any(type_ not in (None, "f32", "f16", "bf16") for type_ in cache):
+    if "model" in drafting and any(type_ not in (None, "f32", "f16", "bf16") for type_ in cache):
         said.append("a quantized cache of the draft model can ruin acceptance")
     return said
 

@@ -40,6 +40,7 @@ _output_options = arguments.section(
     option("--show-draft", is_flag=True,
            help="Show which tokens were drafted: in green, or where there is no colour in [brackets]."),
     option("--baseline", is_flag=True, help="Answer once more with drafting off, and print both speeds and the speedup."),
+    option("--explain", is_flag=True, help="Say what was drafted how far and why, and what limits the speed most."),
     option("-q", "--quiet", is_flag=True, help="No notes and no summary."),
     option("-v", "--verbose", is_flag=True, help="llama.cpp's log, on stderr, at the end."),
 )  # fmt: skip
@@ -173,6 +174,20 @@ class _Run:
         if not self._given["quiet"]:
             for line in summary.lines(self._pair, self._sampling, self._speculation, stats, text, baseline):
                 output.narrate(line, DIM)
+        if self._given["explain"]:
+            self._explain(stats)
+
+    def _explain(self, stats: Stats) -> None:
+        from llamaspec.cli import explain
+
+        decisions = self._pair.decisions()
+        if decisions is None or not self._pair.drafters(self._speculation) or self._speculation.n_draft is not None:
+            self._note("--explain has nothing to tell: how far to draft was not decided here")
+            return
+        for line in explain.lines(
+            stats, stats.decisions or decisions, has_model="model" in self._pair.drafters(self._speculation)
+        ):
+            output.narrate(line, DIM)
 
     def _report(self, stats: Stats, text: str, baseline: summary.Baseline | None) -> dict[str, Any]:
         from llamaspec.llama import library
@@ -198,7 +213,7 @@ def _load(given: Mapping[str, Any], options: LoadOptions, speculation: Speculati
     with output.Progress(not given["quiet"]) as progress:
         return load(
             given["model"],
-            given["model_draft"] if speculation.drafter in (None, "model") else None,
+            given["model_draft"] if speculation.drafter in ("auto", "model") and speculation.n_draft != 0 else None,
             options=options,
             chat_template=template,
             on_progress=lambda which, done: progress.show(f"loading the {which}: {done:.0%}"),

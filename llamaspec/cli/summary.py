@@ -91,20 +91,19 @@ def ending(pair: Pair, stats: Stats) -> str | None:
 
 
 def _drafting(pair: Pair, speculation: Speculation) -> str:
-    name, n_draft = pair.drafter_name(speculation), pair.n_draft(speculation)
+    names = pair.drafters(speculation)
     if not pair.can_draft:
         return f"drafting off ({pair.target.architecture} cannot be rolled back)"
-    if name == "none":
-        return "drafting off (as asked)"
-    if n_draft == 0:
-        return "drafting off (draft length 0)"
-    if name == "ngram":
-        return f"drafted by n-gram lookup, n_draft {n_draft}"
-    by = pair.draft.path.name if pair.draft is not None else name
-    said = f"drafted by {by}, n_draft {n_draft}"
-    if speculation.p_min:
+    if not names:
+        return f"drafting off ({'as asked' if speculation.drafter == 'none' else 'draft length 0'})"
+    draft = pair.draft.path.name if pair.draft is not None else ""
+    by = " and ".join("n-gram lookup" if name == "ngram" else draft for name in names)
+    said = f"drafted by {by}, " + ("as far as it pays" if speculation.n_draft is None else f"n_draft {speculation.n_draft}")
+    if speculation.p_min and "model" in names:
         said += f", p_min {speculation.p_min:g}"
-    return f"{said}, draft temperature {speculation.draft_temperature:g}" if speculation.draft_temperature else said
+    if speculation.draft_temperature and "model" in names:
+        said += f", draft temperature {speculation.draft_temperature:g}"
+    return said
 
 
 def _sampling(sampling: Sampling) -> str:
@@ -125,7 +124,9 @@ def _sampling(sampling: Sampling) -> str:
 def _acceptance(pair: Pair, speculation: Speculation, stats: Stats) -> str:
     if stats.acceptance_rate is not None:
         return f"acceptance {stats.acceptance_rate:.0%} ({stats.accepted_tokens} of {stats.drafted_tokens})".replace("%", " %")
-    return "nothing to draft was found" if pair.n_draft(speculation) and stats.rounds else "nothing drafted"
+    if not pair.drafters(speculation) or not stats.rounds:
+        return "nothing drafted"
+    return "nothing to draft was found" if speculation.n_draft is not None else "nothing drafted: it would not have paid"
 
 
 def _per_round(stats: Stats) -> str:

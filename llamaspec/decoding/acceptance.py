@@ -61,8 +61,12 @@ def settle(p: Choice, token: int, q: Choice, rng: Random) -> tuple[int, bool]:
     """
     if isinstance(p, int):
         return p, p == token
-    q_token = 1.0 if isinstance(q, int) else q.of(token)
-    if rng.random() * q_token < p.of(token):
+    if isinstance(q, int):
+        # Min(1, p/q) and the residual come to this: draw from p, and see whether it is the token. One number is used, as
+        # without a draft, so that a seed gives the same text however far and by whatever certain drafter it was drafted.
+        drawn = draw(p, rng)
+        return drawn, drawn == token
+    if rng.random() * q.of(token) < p.of(token):
         return token, True
     return draw(_residual(p, q), rng), False
 
@@ -76,7 +80,7 @@ def acceptance_rate(p: Choice, q: Choice) -> float:
     return float(np.minimum(p.probs, _on_support(p, q)).sum())
 
 
-def _residual(p: Distribution, q: Choice) -> Distribution:
+def _residual(p: Distribution, q: Distribution) -> Distribution:
     """norm(max(0, p - q)): what is left of the target once the drafter's share is taken out."""
     rest = np.maximum(p.probs - _on_support(p, q), 0.0)
     total = rest.sum()
@@ -84,10 +88,8 @@ def _residual(p: Distribution, q: Choice) -> Distribution:
     return Distribution(p.ids, rest / total) if total > 0 else p
 
 
-def _on_support(p: Distribution, q: Choice) -> NDArray[np.float64]:
+def _on_support(p: Distribution, q: Distribution) -> NDArray[np.float64]:
     """q's probabilities of p's tokens, in p's order."""
-    if isinstance(q, int):
-        return np.equal(p.ids, q).astype(np.float64)
     order = np.argsort(q.ids)
     place = np.minimum(np.searchsorted(q.ids, p.ids, sorter=order), len(q.ids) - 1)
     found = order[place]

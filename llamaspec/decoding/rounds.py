@@ -16,7 +16,8 @@ from random import Random
 from typing import Literal, Protocol
 
 from llamaspec.decoding.acceptance import Choice, draw, settle
-from llamaspec.drafting import Draft, Drafter
+from llamaspec.decoding.draft_length import Decisions
+from llamaspec.drafting import Draft, Drafter, Outcome
 from llamaspec.llama.context import Context
 from llamaspec.llama.sampler import Logits
 from llamaspec.text import TextStream
@@ -49,8 +50,7 @@ class Round:
         tokens: the tokens emitted, at least one; a token that ends the generation included.
         pieces: the text that became certain with each token, aligned with `tokens`; "" where a character or a possible stop
             string is incomplete.
-        drafter: who drafted; None when nobody did.
-        drafted: tokens proposed.
+        drafters: who proposed each token of the draft, in order; empty when nothing was drafted.
         accepted: proposed tokens emitted. They are the first of `tokens`.
         draft_seconds: wall time spent drafting.
         verify_seconds: wall time of the target's pass, until its logits were there.
@@ -58,12 +58,12 @@ class Round:
         finish_reason: on the last round: "stop" (an end token or a stop string), "length" (max_tokens), "context" (it is full).
         prefill: on the first round.
         notices: what the user should be told before this round's text: messages dropped, a template that needed help.
+        decisions: on the last round, when the draft length was decided as it went: what the decisions rested on.
     """
 
     tokens: tuple[int, ...]
     pieces: tuple[str, ...]
-    drafter: str | None = None
-    drafted: int = 0
+    drafters: tuple[str, ...] = ()
     accepted: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -71,11 +71,22 @@ class Round:
     finish_reason: FinishReason | None = None
     prefill: Prefill | None = None
     notices: tuple[str, ...] = ()
+    decisions: Decisions | None = None
 
     @property
     def text(self) -> str:
         """The text of this round."""
         return "".join(self.pieces)
+
+    @property
+    def drafted(self) -> int:
+        """Tokens proposed."""
+        return len(self.drafters)
+
+    @property
+    def drafter(self) -> str:
+        """Who drafted: "model", "ngram", both in their order as "ngram+model", or "none"."""
+        return "+".join(dict.fromkeys(self.drafters)) or "none"
 
 
 class Sampler(Protocol):
@@ -140,9 +151,11 @@ def rounds(target: Context, drafter: Drafter | None, prompt: Sequence[int], answ
         # 3) Draft. The target adds a token of its own to what it accepts, so one place is left for that; and the pass must
         #    fit the context and the rows of logits it was made for.
         limit = min(answer.n_draft, target.room - 1, target.options.max_outputs - 1)
+        remaining = None
         if answer.max_tokens is not None:
-            limit = min(limit, answer.max_tokens - answer.generated - 1)
-        draft = drafter.propose(limit) if drafter is not None and limit > 0 else Draft()
+            remaining = answer.max_tokens - answer.generated
+            limit = min(limit, remaining - 1)
+        draft = drafter.propose(limit, remaining) if drafter is not None and limit > 0 else Draft()
 
         # 4) Verify: one pass over the last token, which the cache lacks, and the draft. Row i says what follows token i.
         verifying = time.perf_counter()
@@ -155,6 +168,7 @@ def rounds(target: Context, drafter: Drafter | None, prompt: Sequence[int], answ
         #    last row gives one token more. The sampler sees every token in order, so penalties and grammars hold inside a
         #    round, too.
         tokens: list[int] = []
+        choices: list[Choice] = []
         pieces = []
         accepted = 0
         try:
@@ -165,6 +179,7 @@ def rounds(target: Context, drafter: Drafter | None, prompt: Sequence[int], answ
                 else:
                     token, agreed = draw(choice, answer.rng), False
                 tokens.append(token)
+                choices.append(choice)
                 pieces.append(_emit(token, answer))
                 accepted += agreed
                 finish = _finish(token, pieces, target.n_ctx - before - len(tokens), target, answer)
@@ -176,12 +191,11 @@ def rounds(target: Context, drafter: Drafter | None, prompt: Sequence[int], answ
 
         # 7) Everybody learns what was really said.
         if drafter is not None:
-            drafter.settle(tokens)
+            drafter.settle(Outcome(tuple(tokens), tuple(choices), verified - verifying))
         yield Round(
             tokens=tuple(tokens),
             pieces=tuple(pieces),
-            drafter=drafter.name if drafter is not None and draft.tokens else None,
-            drafted=len(draft.tokens),
+            drafters=draft.drafters,
             accepted=accepted,
             draft_seconds=verifying - drafting,
             verify_seconds=verified - verifying,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from llamaspec.decoding.draft_length import Decisions
 from llamaspec.decoding.rounds import Round
 
 
@@ -20,11 +21,13 @@ class Stats:
         generated_tokens: all tokens of the answer, the first one included.
         drafted_tokens, accepted_tokens: proposed, and of these emitted.
         drafted_by, accepted_by: the same by drafter.
+        rounds_by: rounds by who drafted: "model", "ngram", both in their order as "ngram+model", "none".
         drafted_at, accepted_at: the same by position in the draft, first position first.
         draft_seconds, verify_seconds: wall time of drafting, and of the target's passes.
         seconds: wall time of the rounds.
         prompt_tokens, reused_tokens, prefill_seconds: of the prompt; tokens that were still in the cache.
         finish_reason: why it ended; None while it has not.
+        decisions: what the draft lengths were decided on, at the end; None when they were fixed, or there is no end yet.
     """
 
     rounds: int = 0
@@ -33,6 +36,7 @@ class Stats:
     accepted_tokens: int = 0
     drafted_by: dict[str, int] = field(default_factory=dict)
     accepted_by: dict[str, int] = field(default_factory=dict)
+    rounds_by: dict[str, int] = field(default_factory=dict)
     drafted_at: tuple[int, ...] = ()
     accepted_at: tuple[int, ...] = ()
     draft_seconds: float = 0.0
@@ -42,6 +46,7 @@ class Stats:
     reused_tokens: int = 0
     prefill_seconds: float = 0.0
     finish_reason: str | None = None
+    decisions: Decisions | None = None
 
     @classmethod
     def of(cls, rounds: Iterable[Round]) -> Stats:
@@ -63,6 +68,7 @@ class Stats:
                 reused_tokens=self.reused_tokens if self.generated_tokens else one.prefill.reused_tokens,
                 prefill_seconds=self.prefill_seconds if self.generated_tokens else one.prefill.seconds,
                 finish_reason=one.finish_reason,
+                decisions=one.decisions,
             )
         return replace(
             self,
@@ -70,14 +76,16 @@ class Stats:
             generated_tokens=self.generated_tokens + len(one.tokens),
             drafted_tokens=self.drafted_tokens + one.drafted,
             accepted_tokens=self.accepted_tokens + one.accepted,
-            drafted_by=_plus(self.drafted_by, one.drafter, one.drafted),
-            accepted_by=_plus(self.accepted_by, one.drafter, one.accepted),
+            drafted_by=_plus(self.drafted_by, one.drafters),
+            accepted_by=_plus(self.accepted_by, one.drafters[: one.accepted]),
+            rounds_by=_plus(self.rounds_by, (one.drafter,)),
             drafted_at=_count(self.drafted_at, one.drafted, one.drafted),
             accepted_at=_count(self.accepted_at, one.accepted, one.drafted),
             draft_seconds=self.draft_seconds + one.draft_seconds,
             verify_seconds=self.verify_seconds + one.verify_seconds,
             seconds=self.seconds + one.seconds,
             finish_reason=one.finish_reason,
+            decisions=one.decisions,
         )
 
     @property
@@ -102,14 +110,18 @@ class Stats:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything under the names above, for JSON."""
-        names = [f for f in self.__slots__ if f != "finish_reason"]
+        names = [f for f in self.__slots__ if f not in ("finish_reason", "decisions")]
         derived = ("tokens_per_second", "acceptance_rate", "tokens_per_round", "other_seconds")
         values = {name: getattr(self, name) for name in (*derived, *names)}
+        values["decisions"] = asdict(self.decisions) if self.decisions is not None else None
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def _plus(counts: dict[str, int], name: str | None, number: int) -> dict[str, int]:
-    return counts if name is None else {**counts, name: counts.get(name, 0) + number}
+def _plus(counts: dict[str, int], names: Iterable[str]) -> dict[str, int]:
+    more = dict(counts)
+    for name in names:
+        more[name] = more.get(name, 0) + 1
+    return more
 
 
 def _count(counts: tuple[int, ...], upto: int, positions: int) -> tuple[int, ...]:

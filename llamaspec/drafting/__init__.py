@@ -18,29 +18,44 @@ class Draft:
         choices: what each was drawn from: the token itself when the drafter is deterministic, else the distribution. Same
             length as `tokens`. Acceptance is lossless only if this is exactly what was drawn from.
         confidence: how sure the drafter was at each position, 0 to 1; same length as `tokens`.
+        drafters: who proposed each; same length as `tokens`.
     """
 
     tokens: tuple[int, ...] = ()
     choices: tuple[Choice, ...] = ()
     confidence: tuple[float, ...] = ()
+    drafters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the target made of a draft.
+
+    Attributes:
+        tokens: the tokens emitted: the accepted ones, then one of the target's own, unless the answer ended before.
+        choices: what the target drew each from; same length as `tokens`.
+        seconds: wall time of its pass.
+    """
+
+    tokens: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    seconds: float
 
 
 class Drafter(Protocol):
     """Proposes how a text goes on."""
 
-    @property
-    def name(self) -> str:
-        """Its name in reports."""
-        ...
-
     def begin(self, tokens: Sequence[int]) -> None:
         """The text so far, from its first token on. Whatever was known before is only a cache."""
         ...
 
-    def propose(self, limit: int) -> Draft:
-        """At most `limit` tokens that may follow; none when it has no guess. Does not change the text so far."""
+    def propose(self, limit: int, remaining: int | None) -> Draft:
+        """At most `limit` tokens that may follow; none when it has no guess. Does not change the text so far.
+
+        `remaining` is the number of tokens the answer may yet have, None when there is no limit.
+        """
         ...
 
-    def settle(self, tokens: Sequence[int]) -> None:
-        """The tokens that really followed."""
+    def settle(self, outcome: Outcome) -> None:
+        """What really followed."""
         ...

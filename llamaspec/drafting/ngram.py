@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llamaspec.drafting import Draft
+from llamaspec.drafting import Draft, Outcome
 
 MAX_CANDIDATES = 32
 MAX_MATCH = 64
@@ -39,6 +39,19 @@ class NgramIndex:
                 continue
             self._before.append(self._last.get(run, -1))
             self._last[run] = end
+
+    def retract(self, count: int) -> None:
+        """Take the last `count` tokens back."""
+        for _ in range(count):
+            end = len(self.tokens)
+            before = self._before.pop()
+            run = tuple(self.tokens[end - self._shortest :]) if end >= self._shortest else ()
+            if self._last.get(run) == end:
+                if before < 0:
+                    del self._last[run]
+                else:
+                    self._last[run] = before
+            self.tokens.pop()
 
     def longest_match(self) -> tuple[int, int]:
         """Where the sequence's end occurred before, as (position after it, length of the match); (0, 0) for nowhere.
@@ -82,29 +95,52 @@ class NgramDrafter:
         self._shortest = shortest
         self._reference = tuple(reference)
         self._index = NgramIndex(shortest)
+        self._taken = 0
 
     def begin(self, tokens: Sequence[int]) -> None:
         self._index = NgramIndex(self._shortest)
+        self._taken = 0
         if self._reference:
             self._index.extend((*self._reference, _BREAK))
         self._index.extend(tokens)
 
-    def propose(self, limit: int) -> Draft:
+    def propose(self, limit: int, remaining: int | None) -> Draft:
+        tokens, confidences = self._follow(*self._index.longest_match(), limit)
+        return Draft(tokens, tokens, confidences, (self.name,) * len(tokens))
+
+    def offer(self, limit: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """At most `limit` tokens that followed the last time, and how sure each is; none when there was no such time.
+
+        Never more than have matched: what is being copied matches at length soon, and what matches by chance ends soon.
+        """
         place, length = self._index.longest_match()
-        if not length:
-            return Draft()
+        return self._follow(place, length, min(limit, length))
+
+    def _follow(self, place: int, length: int, limit: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """What stands from `place` on, behind a match of `length` tokens; nothing without a match."""
         tokens: list[int] = []
         source = self._index.tokens
         size = len(source)
-        for offset in range(place, place + limit):
+        for offset in range(place, place + limit if length else place):
             # A copy that reaches the text's end goes on with what it has proposed itself: a repetition repeats.
             token = source[offset] if offset < size else tokens[offset - size]
             if token == _BREAK:
                 break
             tokens.append(token)
-        # Laplace's rule of succession over the tokens that matched.
-        confidence = (length + 1) / (length + 2)
-        return Draft(tuple(tokens), tuple(tokens), (confidence,) * len(tokens))
+        # The longer the match, those drafted before it counted in, the surer; two tokens match by chance all the time.
+        confidences = ((length + i - 1) / (length + i + 1) for i in range(len(tokens)))
+        return tuple(tokens), tuple(confidences)
 
-    def settle(self, tokens: Sequence[int]) -> None:
+    def take(self, tokens: Sequence[int]) -> None:
+        """Put tokens into the draft, whoever proposed them: the next offer goes on behind them."""
         self._index.extend(tokens)
+        self._taken += len(tokens)
+
+    def drop(self) -> None:
+        """Forget the draft."""
+        self._index.retract(self._taken)
+        self._taken = 0
+
+    def settle(self, outcome: Outcome) -> None:
+        self.drop()
+        self._index.extend(outcome.tokens)

@@ -86,6 +86,7 @@ class Model:
         self.n_vocab: int = llama.llama_vocab_n_tokens(self.vocab)
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
+        self._missing_bytes, self._letters = _unspellable(info)
 
     # --- text and tokens
 
@@ -95,7 +96,15 @@ class Model:
         Args:
             add_special: put the model's own BOS (and EOS) around it, as its metadata asks.
             parse_special: read control tokens spelled out in the text as such; otherwise they are plain text.
+
+        Raises:
+            UsageError: the vocabulary has no token for a character of the text.
         """
+        if self._missing_bytes:
+            # llama.cpp ends the process on these.
+            for letter in set(text.replace(" ", "\u2581")) - self._letters:
+                if self._missing_bytes.intersection(letter.encode("utf-8", "replace")):
+                    raise UsageError(f"{self.info.path.name} has no token for {letter!r}")
         # A lone surrogate has no UTF-8 form, and llama.cpp throws across the C boundary on invalid UTF-8.
         data = text.encode("utf-8", "replace")
         capacity = len(data) + 8
@@ -155,6 +164,17 @@ class Model:
             if count >= 0:
                 return buffer.raw[:count]
             size = -count
+
+
+def _unspellable(info: ModelInfo) -> tuple[frozenset[int], frozenset[str]]:
+    """The bytes a SentencePiece vocabulary has no token for, and the letters it has; nothing when it can spell any text."""
+    if info.tokenizer_model != "llama":
+        return frozenset(), frozenset()
+    known = set(info.tokens)
+    missing = frozenset(byte for byte in range(256) if b"<0x%02X>" % byte not in known)
+    if not missing:
+        return missing, frozenset()
+    return missing, frozenset(text for text in (token.decode("utf-8", "replace") for token in known) if len(text) == 1)
 
 
 def _gpu_layers(placement: Placement, info: ModelInfo) -> int:
