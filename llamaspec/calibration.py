@@ -19,13 +19,14 @@ SPAN = max(PASSES)
 TEXT = """To make a pot of tea, boil some water. Warm the pot with hot water, put the tea into the pot, and pour the boiling \
 water over the tea. Wait three minutes. Pour the tea into the cups."""
 
+_TURNS = 5
 _SKIPPED = 4  # the first tokens of a text have too little before them to be guessed
 
 
 def measure(target: Context, draft: Context | None, undraftable: Sequence[int]) -> DraftLength:
     """Time a few passes of both models, and compare what they would say of one short text. Empties both caches.
 
-    Takes about ten times as long as the target takes for a token.
+    Takes about twenty times as long as the target takes for a token, longer while the machine is busy.
 
     Raises:
         Cancelled: the cancel flag was set.
@@ -38,40 +39,77 @@ def measure(target: Context, draft: Context | None, undraftable: Sequence[int]) 
     span = min(SPAN, target.n_ctx, target.options.max_outputs)
     while len(tokens) < span:
         tokens = tokens + tokens
-    seconds = {size: _timed(target, tokens[:size], 3 if size == 1 else 1) for size in PASSES if size <= span}
-    policy = DraftLength(Costs(seconds))
-    if draft is not None:
-        theirs = [int(row.argmax()) for row in target.logits()]
-        readable = [token if token < draft.model.n_vocab else 0 for token in tokens[: len(theirs)]]
-        step = _timed(draft, readable[:1], 3)
-        reading = _timed(draft, readable, 1, "last")
-        read = max(reading - step, 0.0) / max(len(readable) - 1, 1)
-        _timed(draft, readable, 1)
-        policy = DraftLength(Costs(seconds, step, read), model=_agreement(draft, undraftable, theirs))
+    tokens = tokens[:span]
+    passes = [_Pass(target, tokens[:size], "all") for size in PASSES if size <= span]
+    if draft is None:
+        _time(passes)
+        costs, model = _costs(passes), None
+    else:
+        readable = [token if token < draft.model.n_vocab else 0 for token in tokens]
+        step, reading = _Pass(draft, readable[:1], "last"), _Pass(draft, readable, "last")
+        _time([*passes, step, reading])
+        read = max(reading.best - step.best, 0.0) / max(span - 1, 1)
+        costs, model = _costs(passes, step.best, read), _agreement(target, draft, tokens, readable, undraftable)
         draft.clear()
     target.clear()
-    return policy
+    return DraftLength(costs, model)
 
 
-def _timed(context: Context, tokens: Sequence[int], times: int, outputs: Literal["all", "last"] = "all") -> float:
-    """The least wall time of a pass, in seconds; the last one's logits stay."""
-    best = float("inf")
-    for _ in range(times):
-        context.clear()
+def measure_again(decider: DraftLength, target: Context, draft: Context | None, undraftable: Sequence[int]) -> DraftLength:
+    """New costs for what is known of acceptance. As `measure`."""
+    return DraftLength(measure(target, draft, undraftable).costs, decider.model, decider.lookup)
+
+
+class _Pass:
+    """One kind of pass, and the wall times it took, in seconds."""
+
+    def __init__(self, context: Context, tokens: Sequence[int], outputs: Literal["all", "last"]) -> None:
+        self._context = context
+        self.tokens = tokens
+        self._outputs = outputs
+        self._seconds: list[float] = []
+
+    def run(self) -> None:
+        self._context.clear()
         began = time.perf_counter()
-        context.decode(tokens, outputs)
-        context.logits()
-        best = min(best, time.perf_counter() - began)
-    return best
+        self._context.decode(self.tokens, self._outputs)
+        self._context.logits()
+        self._seconds.append(time.perf_counter() - began)
+
+    @property
+    def best(self) -> float:
+        return min(self._seconds)
+
+    @property
+    def settled(self) -> bool:
+        """Do the two best agree? If not, the machine was busy with something else at one of them, or at both."""
+        first, second = sorted(self._seconds)[:2]
+        return second < 1.2 * first
 
 
-def _agreement(draft: Context, undraftable: Sequence[int], theirs: Sequence[int]) -> Acceptance:
-    """How often the draft's likeliest token is the target's, on the text it has just read."""
-    acceptance = Acceptance()
-    sampler = DraftSampler(draft.model, 0.0, undraftable)
-    for place, (row, real) in enumerate(zip(draft.logits(), theirs, strict=True)):
+def _time(passes: Sequence[_Pass]) -> None:
+    """Run all of them in turn, at least twice, those that differ from time to time up to five times."""
+    for turn in range(_TURNS):
+        for one in passes:
+            if turn < 2 or not one.settled:
+                one.run()
+
+
+def _costs(passes: Sequence[_Pass], step: float = 0.0, read: float = 0.0) -> Costs:
+    return Costs({len(one.tokens): one.best for one in passes}, step, read)
+
+
+def _agreement(
+    target: Context, draft: Context, tokens: Sequence[int], readable: Sequence[int], undraftable: Sequence[int]
+) -> Acceptance:
+    """How often the draft's likeliest token is the target's, at each place of a text."""
+    for context, text in ((target, tokens), (draft, readable)):
+        context.clear()
+        context.decode(text, "all")
+    acceptance, sampler = Acceptance(), DraftSampler(draft.model, 0.0, undraftable)
+    for place, (row, theirs) in enumerate(zip(draft.logits(), target.logits(), strict=True)):
         if place >= _SKIPPED:
             ours, confidence = sampler.choice(row)
-            acceptance.observe(confidence, float(ours == real))
+            acceptance.observe(confidence, float(ours == int(theirs.argmax())))
             acceptance.met(confidence, first=0.15, later=0.15)
     return acceptance

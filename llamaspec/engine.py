@@ -313,13 +313,14 @@ class Pair:
 
     def _decide(self) -> DraftLength:
         """Who decides on the draft length: it knows this pair from before, or measures it now."""
+        if self._decider is None and self.options.remember:
+            self._memory = Memory(self._identity())
+            self._decider = self._memory.recall()
+        undraftable = self.vocabulary.undraftable if self.vocabulary is not None else ()
         if self._decider is None:
-            if self.options.remember:
-                self._memory = Memory(self._identity())
-                self._decider = self._memory.recall()
-            if self._decider is None:
-                undraftable = self.vocabulary.undraftable if self.vocabulary is not None else ()
-                self._decider = calibration.measure(self._context, self._draft_context, undraftable)
+            self._decider = calibration.measure(self._context, self._draft_context, undraftable)
+        elif self._decider.costs.doubtful:
+            self._decider = calibration.measure_again(self._decider, self._context, self._draft_context, undraftable)
         return self._decider
 
     def _identity(self) -> dict[str, Any]:
@@ -393,9 +394,9 @@ class Pair:
     def close(self) -> None:
         """Free both models. The pair cannot be used afterwards."""
         self._worker.close()
-        if self._memory is not None and self._decider is not None:
+        if self._memory is not None and self._decider is not None and not self._decider.costs.doubtful:
             self._memory.keep(self._decider)
-            self._memory = None
+        self._memory = None
         for context in (getattr(self, "_context", None), self._draft_context):
             if context is not None:
                 context.close()

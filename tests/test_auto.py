@@ -215,3 +215,19 @@ def test_an_explanation_names_what_limits_most() -> None:
     assert "cannot pay here" in limit(0, 0, 0.0, 100.0, step=0.8)
     assert "too seldom" in limit(0, 0, 0.0, 100.0)
     assert explain(Stats(), DraftLength(Costs({1: 1.0})).decisions(), has_model=True) is None
+
+
+def test_costs_measured_on_a_busy_machine_are_measured_again(
+    load_pair: LoadPair, target: Path, near_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = load_pair(target, near_draft)
+    disturbed = DraftLength(Costs({1: 9.0, 2: 45.0}, 40.0))
+    pair._decider = disturbed
+    disturbed.model.observe(0.9, 1.0)
+    list(pair.generate("abc", sampling=SAMPLINGS[0], max_tokens=30))
+    assert disturbed.costs.doubtful
+    list(pair.generate("abc", sampling=SAMPLINGS[0], max_tokens=2))
+    assert pair._decider is not disturbed
+    assert pair._decider.model is disturbed.model
+    assert pair._decider.costs.plain_seconds < 1.0
+    assert not pair._decider.costs.doubtful

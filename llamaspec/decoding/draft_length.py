@@ -53,8 +53,8 @@ UNKNOWN_LENGTH = 256
 class Costs:
     """What a pass and a draft step cost, learnt from each one that is made.
 
-    A slow spell of the machine hits all of them alike, so the time of a plain token is followed quickly and the ratios to it
-    slowly.
+    A time is the cost and whatever else the machine did meanwhile, so a shorter one is believed more readily than a longer
+    one. A slow spell hits all passes alike: the time of a plain token is followed quickly, the ratios to it slowly.
 
     Attributes:
         plain_seconds: wall time of a pass over one token.
@@ -66,12 +66,17 @@ class Costs:
         step_seconds: wall time of one token of the draft model; 0 when there is none.
         read_seconds: of each further token in one pass of the draft model.
         """
-        self.plain_seconds = verify_seconds[1]
+        self.plain_seconds = self._first_plain_seconds = verify_seconds[1]
         # More tokens never take less time; where that was measured, the machine was busy with something else.
         self._verify = {m: max(1.0, seconds / self.plain_seconds) for m, seconds in sorted(verify_seconds.items())}
-        self._seen = dict.fromkeys(self._verify, 1)
-        self._step = step_seconds / self.plain_seconds
+        self._first_verify = dict(self._verify)
+        self._step = self._first_step = step_seconds / self.plain_seconds
         self._read = read_seconds / self.plain_seconds
+
+    @property
+    def doubtful(self) -> bool:
+        """Is a plain token's time far less than when all was measured? Then something else kept the machine busy there."""
+        return self.plain_seconds < 0.6 * self._first_plain_seconds
 
     @property
     def step(self) -> float:
@@ -90,40 +95,33 @@ class Costs:
 
     def verify(self, tokens: int) -> float:
         """A pass over `tokens` tokens: measured, or on the line between the nearest two that are."""
-        known = self._verify.get(tokens)
-        if known is not None:
-            return known
-        sizes = list(self._verify)
-        if len(sizes) == 1:
-            return 1.0 + 0.25 * (tokens - 1)
-        right = min(max(bisect_left(sizes, tokens), 1), len(sizes) - 1)
-        low, high = sizes[right - 1], sizes[right]
-        slope = (self._verify[high] - self._verify[low]) / (high - low)
-        return max(1.0, self._verify[low] + slope * (tokens - low))
+        return _between(self._verify, tokens)
 
     def verified(self, tokens: int, seconds: float) -> None:
         """A pass over `tokens` tokens took `seconds`."""
         if tokens not in self._verify:
             self._verify[tokens] = self.verify(tokens)  # where it was believed to be, so one outlier does not fix it
             self._verify = dict(sorted(self._verify.items()))
-            self._seen[tokens] = 0
-        expected = self.plain_seconds * self._verify[tokens]
-        seconds = min(seconds, 3 * expected)  # a hiccup of the machine says nothing about the next pass
-        self.plain_seconds += (0.2 if tokens == 1 else 0.05) * (seconds - expected) / self._verify[tokens]
+        seen = min(seconds / self._verify[tokens], 2 * self.plain_seconds)
+        self.plain_seconds = _towards(self.plain_seconds, seen, 0.2 if tokens == 1 else 0.05)
         if tokens > 1:
-            self._seen[tokens] += 1
-            weight = max(1 / (1 + self._seen[tokens]), 0.1)
-            cost = self._verify[tokens] + weight * (seconds / self.plain_seconds - self._verify[tokens])
-            self._verify[tokens] = max(1.0, cost)
+            seen = min(seconds / self.plain_seconds, 2 * self._verify[tokens])
+            self._verify[tokens] = max(1.0, _towards(self._verify[tokens], seen, 0.2))
 
     def drafted(self, tokens: int, seconds: float) -> None:
         """A pass of the draft model over `tokens` tokens took `seconds`."""
         units = seconds / self.plain_seconds
         if tokens < 8:
-            seen = units - (tokens - 1) * self._read
-            self._step += 0.1 * (min(max(seen, 0.0), 3 * self._step) - self._step)
+            seen = max(units - (tokens - 1) * self._read, 0.0)
+            self._step = _towards(self._step, min(seen, 2 * self._step), 0.2)
         else:
-            self._read += 0.3 * (max(units - self._step, 0.0) / (tokens - 1) - self._read)
+            self._read = _towards(self._read, max(units - self._step, 0.0) / (tokens - 1), 0.4)
+
+    def rest(self) -> None:
+        """A round went by: what it did not measure is believed a little less, and the first measurement a little more."""
+        self._step += 0.005 * (self._first_step - self._step)
+        for tokens, cost in self._verify.items():
+            self._verify[tokens] = cost + 0.005 * (_between(self._first_verify, tokens) - cost)
 
     def to_dict(self) -> dict[str, Any]:
         """To be remembered."""
@@ -366,6 +364,7 @@ class DraftLength:
         self._tokens = 0.98 * self._tokens + emitted
         self._time = 0.98 * self._time + time
         self._allowance = min(self._allowance + PROBE_SHARE * time, 4.0)
+        self.costs.rest()
 
     def never_pays(self) -> bool:
         """Would a step of the model not pay even if everything it drafts were accepted?"""
@@ -474,6 +473,23 @@ class DraftLength:
             return False
         self._allowance -= cost
         return True
+
+
+def _towards(value: float, seen: float, weight: float) -> float:
+    return value + (weight if seen < value else weight / 3) * (seen - value)
+
+
+def _between(points: Mapping[int, float], at: int) -> float:
+    """The value at `at`: of the point there, or on the line through the nearest two."""
+    known = points.get(at)
+    if known is not None:
+        return known
+    places = list(points)
+    if len(places) == 1:
+        return points[places[0]] * (1.0 + 0.25 * (at - places[0]))
+    right = min(max(bisect_left(places, at), 1), len(places) - 1)
+    low, high = places[right - 1], places[right]
+    return max(1.0, points[low] + (points[high] - points[low]) / (high - low) * (at - low))
 
 
 def _class_of(confidence: float) -> int:
