@@ -9,7 +9,7 @@ from typing import Literal
 from llamaspec.decoding.draft_length import Acceptance, Costs, DraftLength
 from llamaspec.errors import UsageError
 from llamaspec.llama.context import Context
-from llamaspec.llama.sampler import DraftSampler
+from llamaspec.llama.sampler import DraftSampler, certainty
 
 PASSES = (1, 2, 4, 8, 32)
 """Tokens of the passes that are timed. Their costs are a staircase; the steps between are learnt as they are used."""
@@ -40,36 +40,48 @@ def measure(target: Context, draft: Context | None, undraftable: Sequence[int]) 
     while len(tokens) < span:
         tokens = tokens + tokens
     tokens = tokens[:span]
-    passes = [_Pass(target, tokens[:size], "all") for size in PASSES if size <= span]
-    if draft is None:
-        _time(passes)
-        costs, model = _costs(passes), None
-    else:
-        readable = [token if token < draft.model.n_vocab else 0 for token in tokens]
-        step, reading = _Pass(draft, readable[:1], "last"), _Pass(draft, readable, "last")
-        _time([*passes, step, reading])
-        read = max(reading.best - step.best, 0.0) / max(span - 1, 1)
-        costs, model = _costs(passes, step.best, read), _agreement(target, draft, tokens, readable, undraftable)
+    readable = [token if draft is None or token < draft.model.n_vocab else 0 for token in tokens]
+    step = _Pass(draft, readable[:1], "last") if draft is not None else None
+    read = _Pass(draft, readable, "last") if draft is not None else None
+    passes = [_Pass(target, tokens[:size], "all", before=step) for size in PASSES[1:] if size <= span]
+    plain = _Pass(target, tokens[:1], "all")
+    _time([plain, *passes, *([read] if read is not None else [])])
+    seconds = {1: plain.best} | {len(one.tokens): one.best for one in passes}
+    decider = DraftLength(Costs(seconds))
+    if draft is not None and step is not None and read is not None:
+        further = max(read.best - step.best, 0.0) / max(span - 1, 1)
+        agreement, likeness = _agreement(target, draft, tokens, readable, undraftable)
+        decider = DraftLength(Costs(seconds, step.best, further), agreement, likeness=likeness)
         draft.clear()
     target.clear()
-    return DraftLength(costs, model)
+    return decider
 
 
 def measure_again(decider: DraftLength, target: Context, draft: Context | None, undraftable: Sequence[int]) -> DraftLength:
     """New costs for what is known of acceptance. As `measure`."""
-    return DraftLength(measure(target, draft, undraftable).costs, decider.model, decider.lookup)
+    return DraftLength(measure(target, draft, undraftable).costs, decider.model, decider.lookup, decider.likeness)
 
 
 class _Pass:
-    """One kind of pass, and the wall times it took, in seconds."""
+    """One kind of pass, and the wall times it took, in seconds.
 
-    def __init__(self, context: Context, tokens: Sequence[int], outputs: Literal["all", "last"]) -> None:
+    A pass is timed as it is met in use, where it costs more than when it follows others of its kind: checking a draft after
+    two steps of the draft model, those one after the other, and plain tokens likewise.
+    """
+
+    def __init__(
+        self, context: Context, tokens: Sequence[int], outputs: Literal["all", "last"], before: _Pass | None = None
+    ) -> None:
         self._context = context
         self.tokens = tokens
-        self._outputs = outputs
+        self._outputs: Literal["all", "last"] = outputs
+        self._before = before
         self._seconds: list[float] = []
 
     def run(self) -> None:
+        if self._before is not None:
+            self._before.run()
+            self._before.run()
         self._context.clear()
         began = time.perf_counter()
         self._context.decode(self.tokens, self._outputs)
@@ -93,23 +105,23 @@ def _time(passes: Sequence[_Pass]) -> None:
         for one in passes:
             if turn < 2 or not one.settled:
                 one.run()
-
-
-def _costs(passes: Sequence[_Pass], step: float = 0.0, read: float = 0.0) -> Costs:
-    return Costs({len(one.tokens): one.best for one in passes}, step, read)
+                if len(one.tokens) == 1:
+                    one.run()
 
 
 def _agreement(
     target: Context, draft: Context, tokens: Sequence[int], readable: Sequence[int], undraftable: Sequence[int]
-) -> Acceptance:
-    """How often the draft's likeliest token is the target's, at each place of a text."""
+) -> tuple[Acceptance, float]:
+    """How often the draft's likeliest token is the target's, by confidence; and its sureness as a share of the target's."""
     for context, text in ((target, tokens), (draft, readable)):
         context.clear()
         context.decode(text, "all")
     acceptance, sampler = Acceptance(), DraftSampler(draft.model, 0.0, undraftable)
-    for place, (row, theirs) in enumerate(zip(draft.logits(), target.logits(), strict=True)):
-        if place >= _SKIPPED:
-            ours, confidence = sampler.choice(row)
-            acceptance.observe(confidence, float(ours == int(theirs.argmax())))
-            acceptance.met(confidence, first=0.15, later=0.15)
-    return acceptance
+    ours_sure = theirs_sure = 1e-6
+    for row, theirs in list(zip(draft.logits(), target.logits(), strict=True))[_SKIPPED:]:
+        ours, confidence = sampler.choice(row)
+        acceptance.observe(confidence, float(ours == int(theirs.argmax())))
+        acceptance.met(confidence, first=0.15, later=0.15)
+        ours_sure += confidence
+        theirs_sure += certainty(theirs)
+    return acceptance, min(ours_sure / theirs_sure, 1.0)

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from llamaspec.calibration import PASSES
-from llamaspec.decoding.draft_length import LEAST_WINDOW, STOP, Costs, DraftLength, Move
+from llamaspec.decoding.draft_length import LEAST_WINDOW, PATIENCE, STOP, Costs, DraftLength, Move
 
 LIMIT = 16
 TOKENS = 4000
@@ -224,6 +224,10 @@ def test_a_text_that_cannot_be_afforded_is_not_read() -> None:
     policy.start(8, 6)
     assert policy.next((), 2000) == STOP
     policy.start(8, 2000)
+    assert policy.next((), 2000) == STOP
+    for _ in range(PATIENCE):
+        policy.settle(1)
+        policy.start(8, 2000)
     move = policy.next((), 2000)
     assert move.kind == "step"
     assert move.window is not None
@@ -251,3 +255,20 @@ def test_a_full_round_drafts_nothing_more() -> None:
     assert policy.next((0.99,), 3) == STOP
     policy.start(0, 500)
     assert policy.next((0.99,), 1) == STOP
+
+
+def test_a_sure_target_lets_the_model_try_and_an_unsure_one_does_not() -> None:
+    def first_move(certainty: float, likeness: float = 1.0) -> str:
+        policy = DraftLength(Costs({1: 1.0, 2: 1.45, 4: 1.8, 8: 2.2, 32: 5.0}, 0.25, 0.04), likeness=likeness)
+        for _ in range(12):
+            policy.start(8, 120)
+            assert policy.next((), None) == STOP
+            policy.overheard(certainty)
+            policy.settle(1)
+        policy.start(8, 120)
+        return policy.next((), 100).kind
+
+    assert first_move(0.97) == "step"
+    assert first_move(0.4) == "stop"
+    # A draft that is never sure where the target is has nothing to offer.
+    assert first_move(0.97, likeness=0.05) == "stop"

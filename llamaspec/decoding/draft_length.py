@@ -43,6 +43,10 @@ PROBE_WINDOW = 32
 LEAST_WINDOW = 48
 """With fewer tokens of the text than this a draft model is no judge of how it goes on."""
 
+PATIENCE = 5
+"""Rounds of an answer before the draft model may read a text that takes longer to read than the target takes for a token: how
+sure the target is, and whether it copies, shows by then."""
+
 HORIZON = 48
 """Rounds over which the reading of a text by the draft model is written off."""
 
@@ -53,8 +57,8 @@ UNKNOWN_LENGTH = 256
 class Costs:
     """What a pass and a draft step cost, learnt from each one that is made.
 
-    A time is the cost and whatever else the machine did meanwhile, so a shorter one is believed more readily than a longer
-    one. A slow spell hits all passes alike: the time of a plain token is followed quickly, the ratios to it slowly.
+    A time is the cost and whatever else the machine did meanwhile, so none moves what is believed by more than a little. A slow
+    spell hits all passes alike: the time of a plain token is followed quickly, the ratios to it slowly.
 
     Attributes:
         plain_seconds: wall time of a pass over one token.
@@ -102,20 +106,17 @@ class Costs:
         if tokens not in self._verify:
             self._verify[tokens] = self.verify(tokens)  # where it was believed to be, so one outlier does not fix it
             self._verify = dict(sorted(self._verify.items()))
-        seen = min(seconds / self._verify[tokens], 2 * self.plain_seconds)
-        self.plain_seconds = _towards(self.plain_seconds, seen, 0.2 if tokens == 1 else 0.05)
+        self.plain_seconds = _towards(self.plain_seconds, seconds / self._verify[tokens], 0.2 if tokens == 1 else 0.05)
         if tokens > 1:
-            seen = min(seconds / self.plain_seconds, 2 * self._verify[tokens])
-            self._verify[tokens] = max(1.0, _towards(self._verify[tokens], seen, 0.2))
+            self._verify[tokens] = max(1.0, _towards(self._verify[tokens], seconds / self.plain_seconds, 0.2))
 
     def drafted(self, tokens: int, seconds: float) -> None:
         """A pass of the draft model over `tokens` tokens took `seconds`."""
         units = seconds / self.plain_seconds
         if tokens < 8:
-            seen = max(units - (tokens - 1) * self._read, 0.0)
-            self._step = _towards(self._step, min(seen, 2 * self._step), 0.2)
+            self._step = _towards(self._step, units - (tokens - 1) * self._read, 0.2)
         else:
-            self._read = _towards(self._read, max(units - self._step, 0.0) / (tokens - 1), 0.4)
+            self._read = _towards(self._read, (units - self._step) / (tokens - 1), 0.4)
 
     def rest(self) -> None:
         """A round went by: what it did not measure is believed a little less, and the first measurement a little more."""
@@ -187,6 +188,12 @@ class Acceptance:
                 counts[other] *= 1 - 0.03 * weight
             counts[index] += weight
 
+    def expect_anything(self) -> None:
+        """Another text begins: what confidences the last one had tells little of it."""
+        for counts in (self._first, self._later):
+            scale = _EXPECTED / max(sum(counts), _EXPECTED)
+            counts[:] = [count * scale for count in counts]
+
     def outlook(self, *, first: bool, hope: float = 0.0) -> list[tuple[float, float]]:
         """What a draft step may come out as: (how likely, the chance that its token is accepted).
 
@@ -248,6 +255,7 @@ class Move:
 
 STOP = Move("stop")
 
+_EXPECTED = 2.0  # draft steps that what is usual, or was so in the text before, counts for
 _RATE_WEIGHT = 4.0  # plain tokens' time that the rate expected at a text's beginning counts for
 
 
@@ -276,24 +284,32 @@ class DraftLength:
     Attributes:
         costs: what passes cost.
         model, lookup: how the two drafters' tokens fare.
+        likeness: how sure the draft model is where the target is sure, as a ratio.
         rate: tokens per plain token's time, in the long run.
     """
 
-    def __init__(self, costs: Costs, model: Acceptance | None = None, lookup: Acceptance | None = None) -> None:
+    def __init__(
+        self, costs: Costs, model: Acceptance | None = None, lookup: Acceptance | None = None, likeness: float = 1.0
+    ) -> None:
         self.costs = costs
+        self.likeness = likeness
         self.model = model or Acceptance()
         self.lookup = lookup or Acceptance()
         self._time = _RATE_WEIGHT
         self._tokens = self._time * self._attainable()
         self._allowance = 0.0
-        self._limit = self._remaining = self._drafted = self._steps = 0
+        self._limit = self._remaining = self._drafted = self._steps = self._copied = 0
+        self._rounds = 0
+        self._copied_share = 0.0
         self._reach = 1.0
         self._probing = False
 
     def begin(self) -> None:
         """Another text begins: what the last one taught counts for less."""
         self.model.fade(40.0)
-        self.lookup.fade(12.0)  # what can be copied depends on the text more than on anything
+        self.model.expect_anything()
+        self._rounds, self._copied_share = 0, 0.0
+        self.lookup.fade(6.0)  # what can be copied depends on the text more than on anything
         self._time = _RATE_WEIGHT
         self._tokens = self._time * self._attainable()
 
@@ -311,7 +327,7 @@ class DraftLength:
         """
         self._limit = limit
         self._remaining = UNKNOWN_LENGTH if remaining is None else remaining
-        self._drafted = self._steps = 0
+        self._drafted = self._steps = self._copied = 0
         self._reach = 1.0  # the chance that everything drafted so far is accepted
         self._probing = False
 
@@ -342,6 +358,7 @@ class DraftLength:
         for confidence in confidences:
             self._reach *= self.lookup.chance(confidence, -CAUTION)
             self._drafted += 1
+            self._copied += 1
 
     def keeps(self, confidence: float) -> bool:
         """A step of the model came out this sure: is its token worth a place in the draft?"""
@@ -358,9 +375,19 @@ class DraftLength:
             self._reach *= self.model.chance(confidence)
         return kept
 
+    def overheard(self, certainty: float) -> None:
+        """The target was this sure of a token that the model did not draft: the draft would have been about as sure.
+
+        Of one family the two are sure and unsure of the same tokens, so this tells, for nothing, how a text would be drafted.
+        """
+        self.model.met(certainty * self.likeness, first=0.5, later=0.5)
+
     def settle(self, emitted: int) -> None:
         """The round is over: `emitted` tokens came out of it."""
         time = self.costs.verify(1 + self._drafted) + self._steps * self.costs.step
+        self._rounds += 1
+        copied = min(self._copied, emitted)
+        self._copied_share += (1 - 0.95**emitted) * (copied / emitted - self._copied_share)
         self._tokens = 0.98 * self._tokens + emitted
         self._time = 0.98 * self._time + time
         self._allowance = min(self._allowance + PROBE_SHARE * time, 4.0)
@@ -383,7 +410,8 @@ class DraftLength:
 
     def to_dict(self) -> dict[str, Any]:
         """What it has learnt, to be remembered."""
-        return {"costs": self.costs.to_dict(), "model": self.model.to_dict(), "lookup": self.lookup.to_dict()}
+        tables = {"model": self.model.to_dict(), "lookup": self.lookup.to_dict()}
+        return {"costs": self.costs.to_dict(), "likeness": self.likeness, **tables}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DraftLength:
@@ -392,8 +420,11 @@ class DraftLength:
         Raises:
             KeyError, TypeError, ValueError, ArithmeticError: it is something else.
         """
-        tables = (Acceptance.from_dict(data[name]) for name in ("model", "lookup"))
-        return cls(Costs.from_dict(data["costs"]), *tables)
+        model, lookup = (Acceptance.from_dict(data[name]) for name in ("model", "lookup"))
+        likeness = float(data["likeness"])
+        if not 0 <= likeness < inf:
+            raise ValueError("no likeness")
+        return cls(Costs.from_dict(data["costs"]), model, lookup, likeness)
 
     # --- values, in tokens
 
@@ -457,8 +488,11 @@ class DraftLength:
         behind = rate * read * (unread - 1)
         if self._drafted or behind <= 0.0:
             return gain - behind, None
-        # What is read now serves the rounds to come as well. Where all of it would cost too much, the end of the text may do.
-        rounds = max(1.0, min(HORIZON, self._remaining / (1.0 + gain)))
+        # What is read now serves the rounds to come as well, as far as lookup leaves any. Where all of it would cost too much,
+        # the end of the text may do. In the first rounds it is too early to tell.
+        if behind > 1.0 and self._rounds < PATIENCE:
+            return -inf, None
+        rounds = max(1.0, min(HORIZON, self._remaining / (1.0 + gain)) * (1.0 - self._copied_share))
         if behind / rounds > gain / 2:
             window = int(gain / 2 * rounds / (rate * read))
             return (gain / 2, window) if window >= LEAST_WINDOW else (-inf, None)
@@ -476,7 +510,8 @@ class DraftLength:
 
 
 def _towards(value: float, seen: float, weight: float) -> float:
-    return value + (weight if seen < value else weight / 3) * (seen - value)
+    """`value` moved towards `seen` by a share of the way, of which no more than a third of `value` counts."""
+    return value + weight * min(max(seen - value, -value / 3), value / 3)
 
 
 def _between(points: Mapping[int, float], at: int) -> float:

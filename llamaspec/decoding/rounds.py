@@ -191,7 +191,7 @@ def rounds(target: Context, drafter: Drafter | None, prompt: Sequence[int], answ
 
         # 7) Everybody learns what was really said.
         if drafter is not None:
-            drafter.settle(Outcome(tuple(tokens), tuple(choices), verified - verifying))
+            drafter.settle(Outcome(tuple(tokens), tuple(choices), verified - verifying, rows[0]))
         yield Round(
             tokens=tuple(tokens),
             pieces=tuple(pieces),

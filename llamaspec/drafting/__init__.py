@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llamaspec.decoding.acceptance import Choice
 
 
@@ -35,11 +38,13 @@ class Outcome:
         tokens: the tokens emitted: the accepted ones, then one of the target's own, unless the answer ended before.
         choices: what the target drew each from; same length as `tokens`.
         seconds: wall time of its pass.
+        logits: of the token that followed the text, shape (n_vocab,); valid until the target's next pass. None where not known.
     """
 
     tokens: tuple[int, ...]
     choices: tuple[Choice, ...]
     seconds: float
+    logits: NDArray[np.float32] | None = None
 
 
 class Drafter(Protocol):

@@ -9,6 +9,7 @@ from llamaspec.decoding.draft_length import Acceptance, Decisions, DraftLength
 from llamaspec.drafting import Draft, Outcome
 from llamaspec.drafting.model import ModelDrafter
 from llamaspec.drafting.ngram import NgramDrafter
+from llamaspec.llama.sampler import certainty
 
 
 class AutoDrafter:
@@ -32,8 +33,11 @@ class AutoDrafter:
         self._p_min = p_min
         self._draft = Draft()
         self._offer: tuple[tuple[int, ...], tuple[float, ...]] = ((), ())
+        self._stepped = False
+        self._alone = 0
 
     def begin(self, tokens: Sequence[int]) -> None:
+        self._alone = 0
         if self._model is not None:
             self._model.begin(tokens)
         if self._lookup is not None:
@@ -42,6 +46,7 @@ class AutoDrafter:
     def propose(self, limit: int, remaining: int | None) -> Draft:
         policy, model = self._policy, self._model
         policy.start(limit, remaining)
+        self._stepped = False
         self._offer = tokens, sure = self._look_up(limit)
         parts: list[tuple[int, Choice, float, str]] = []
         while True:
@@ -57,6 +62,7 @@ class AutoDrafter:
                 continue
             assert model is not None
             step = model.step(move.window)
+            self._stepped = True
             policy.costs.drafted(step.read, step.seconds)
             if not policy.keeps(step.confidence) or step.confidence < self._p_min:
                 break  # where the model does not know, a match of a few tokens knows less
@@ -82,6 +88,8 @@ class AutoDrafter:
         told = [None if n < judged and by == NgramDrafter.name else tables[by] for n, by in enumerate(draft.drafters)]
         _judge(outcome, draft.tokens, draft.choices, draft.confidence, told)
         policy.costs.verified(1 + len(draft.tokens), outcome.seconds)
+        if self._model is not None and not self._stepped and outcome.logits is not None and self._looks():
+            policy.overheard(certainty(outcome.logits))
         policy.settle(len(outcome.tokens))
         self._draft = Draft()
         self._offer = (), ()
@@ -97,6 +105,11 @@ class AutoDrafter:
 
     def _look_up(self, limit: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         return self._lookup.offer(limit) if self._lookup is not None and limit > 0 else ((), ())
+
+    def _looks(self) -> bool:
+        """Is it time to look how sure the target is? A look at 150,000 logits takes half a millisecond."""
+        self._alone += 1
+        return self._alone <= 16 or self._alone % 4 == 0
 
     def _take(self, tokens: Sequence[int]) -> None:
         if self._model is not None:

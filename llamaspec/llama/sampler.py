@@ -29,6 +29,11 @@ DRAFT_TOP_K = 40
 """A sampling draft draws from its k likeliest tokens: the tail costs time and is not accepted."""
 
 
+def certainty(row: Logits) -> float:
+    """The probability of the likeliest token at temperature 1, 0 to 1."""
+    return 1.0 / float(np.exp(row - row.max()).sum())
+
+
 class TargetSampler:
     """What the target draws from at one position after another.
 
