@@ -313,7 +313,7 @@ class Pair:
 
     def _decide(self) -> DraftLength:
         """Who decides on the draft length: it knows this pair from before, or measures it now."""
-        if self._decider is None and self.options.remember:
+        if self._decider is None and self._memory is None and self.options.remember:
             self._memory = Memory(self._identity())
             self._decider = self._memory.recall()
         undraftable = self.vocabulary.undraftable if self.vocabulary is not None else ()
@@ -328,8 +328,11 @@ class Pair:
         files = {}
         for which, info in (("target", self.target), ("draft", self.draft)):
             if info is not None:
-                stat = info.path.stat()
-                files[which] = [info.path.name, stat.st_size, stat.st_mtime_ns, info.tensor_bytes]
+                try:
+                    changed = info.path.stat().st_mtime_ns
+                except OSError:
+                    changed = 0  # moved away since it was loaded
+                files[which] = [info.path.name, changed, info.tensor_bytes, info.vocab_size]
         settings = self.settings()
         kept = ("threads", "gpu_layers", "draft_gpu_layers", "main_gpu", "split_mode", "flash_attention")
         types = {name: value for name, value in settings.items() if "cache_type" in name}
@@ -367,8 +370,10 @@ class Pair:
         return self._decider.decisions() if self._decider is not None else None
 
     def forget(self) -> None:
-        """Forget what was learnt of how far to draft: the next answer begins with a measurement."""
-        self._decider, self._memory = None, None
+        """Forget what was learnt of how far to draft, now and in earlier runs: the next answer begins with a measurement."""
+        if self._memory is None and self.options.remember:
+            self._memory = Memory(self._identity())
+        self._decider = None
 
     def cancel(self) -> None:
         """Stop the answer in the making, from another thread: its `generate` raises Cancelled."""

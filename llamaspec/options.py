@@ -62,6 +62,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0.0, math.inf)
+        if 0 < self.temperature < 1e-6:
+            raise UsageError(f"temperature is {self.temperature}: it takes 0, which is greedy, or 1e-06 or more")
         _within("top_k", self.top_k, 0, math.inf)
         _within("top_p", self.top_p, 0.0, 1.0)
         _within("min_p", self.min_p, 0.0, 1.0)

@@ -231,3 +231,18 @@ def test_costs_measured_on_a_busy_machine_are_measured_again(
     assert pair._decider.model is disturbed.model
     assert pair._decider.costs.plain_seconds < 1.0
     assert not pair._decider.costs.doubtful
+
+
+def test_forgetting_reaches_what_was_kept(load_pair: LoadPair, target: Path) -> None:
+    first = load_pair(target, n_ctx=256)
+    list(first.generate("abc", sampling=SAMPLINGS[0], max_tokens=5))
+    first.close()
+    second = load_pair(target, n_ctx=256)
+    second.forget()
+    second._decider = None
+    recalled: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Memory, "recall", lambda self: recalled.append(self))
+        list(second.generate("abc", sampling=SAMPLINGS[0], max_tokens=5))
+    assert not recalled
+    assert second.decisions() is not None

@@ -335,6 +335,8 @@ def test_a_file_that_is_no_model(kind: str, target: Path, tmp_path: Path) -> Non
         ("TARGET hello --temp", 2, "requires an argument"),
         ("TARGET hello --temp warm", 2, "is not a valid float"),
         ("TARGET hello --temp nan", 2, "temperature is nan"),
+        ("TARGET hello --temp 1e-40", 2, "temperature is 1e-40: it takes 0, which is greedy"),
+        ("TARGET hello --draft-length some", 2, "'some' is not a number of tokens, or auto"),
         ("TARGET hello --top-p 2", 2, "top_p is 2.0"),
         ("TARGET hello --seed -2", 2, "seed is -2"),
         ("TARGET hello -n 0", 2, "max_tokens is 0"),
@@ -523,3 +525,30 @@ def test_hostile_output_is_shown_harmless_on_a_terminal(target: Path, monkeypatc
     assert run(target, "hello", "-q").stdout == "\x1b]0;title\x07\n"
     monkeypatch.setattr(output, "is_terminal", lambda stream: stream is sys.stdout)
     assert run(target, "hello", "-q").stdout == "\\u001b]0;title\\u0007\n"
+
+
+def test_explain_tells_costs_acceptance_and_the_limit(target: Path, near_draft: Path) -> None:
+    said = run(target, "abcabcabc", "-n", 60, "-md", near_draft, "--explain", *GREEDY).stderr
+    for part in (
+        "a token of the target alone: ",
+        "a token of the draft model: ",
+        "rounds drafted by ",
+        "what limits most: ",
+        "accepted of ",
+    ):
+        assert part in said
+    alone = run(target, "abcabcabc", "-n", 60, "--explain", *GREEDY).stderr
+    assert "a token of the draft model" not in alone
+    assert "what limits most: " in alone
+
+
+@pytest.mark.parametrize("options", [("--no-draft",), ("--draft-length", 4)])
+def test_explain_says_when_there_is_nothing_to_tell(target: Path, options: tuple[object, ...]) -> None:
+    assert "--explain has nothing to tell" in run(target, "hello", "-n", 5, "--explain", *options, *GREEDY).stderr
+
+
+def test_json_holds_what_was_decided_on(target: Path) -> None:
+    stats = report(target, "abcabcabc", "-n", 60, *GREEDY)["stats"]
+    assert stats["decisions"]["plain_seconds"] > 0
+    assert stats["decisions"]["verify"]["1"] == 1.0
+    assert sum(stats["rounds_by"].values()) == stats["rounds"]

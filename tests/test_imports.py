@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
+import llamaspec
 from llamaspec.cli import VERBS, arguments
 from llamaspec.llama import context, model
 
@@ -48,3 +51,13 @@ def test_choices_that_are_spelled_out_twice_agree() -> None:
     assert arguments.CACHE_TYPES == context.CACHE_TYPES
     assert set(arguments.FLASH_ATTENTION) == set(get_args(context.FlashAttention))
     assert set(arguments.SPLIT_MODES) == set(get_args(model.SplitMode))
+
+
+def test_the_library_knows_nothing_of_the_benchmarks() -> None:
+    # import-linter does not see them: they lie outside the package's folder.
+    for path in Path(llamaspec.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            assert not [name for name in names if name.startswith("llamaspec.bench")], path

@@ -78,3 +78,30 @@ def test_a_question_looks_at_a_bounded_number_of_places() -> None:
     index = NgramIndex(2)
     index.extend([9, 1, 2, 5] + [0, 1, 2] * MAX_CANDIDATES + [9, 1, 2])
     assert index.longest_match()[1] == 2  # the match of length 3 lies one place too far back
+
+
+@given(st.integers(1, 3), st.lists(st.integers(0, 2), max_size=25), st.lists(st.integers(0, 2), max_size=6))
+def test_what_is_taken_back_leaves_no_trace(shortest: int, tokens: list[int], taken: list[int]) -> None:
+    index, fresh = NgramIndex(shortest), NgramIndex(shortest)
+    for one in (index, fresh):
+        one.extend(tokens)
+    index.extend(taken)
+    index.retract(len(taken))
+    for _ in range(2):
+        assert index.tokens == fresh.tokens
+        assert index.longest_match() == fresh.longest_match()
+        assert (index._last, index._before) == (fresh._last, fresh._before)
+        for one in (index, fresh):
+            one.extend([1, 0, 2, 1])
+
+
+def test_an_offer_goes_on_behind_what_was_taken_and_forgets_it() -> None:
+    drafter = _drafter(2, [1, 2, 3, 4, 5, 6, 1, 2])
+    assert drafter.offer(5)[0] == (3, 4)  # as many as have matched
+    drafter.take([3, 4])
+    assert drafter.offer(5)[0] == (5, 6, 1, 2)
+    drafter.drop()
+    assert drafter.offer(5)[0] == (3, 4)
+    drafter.take([9])
+    drafter.settle(Outcome((3, 4, 7), (3, 4, 7), 0.0))
+    assert drafter.offer(5)[0] == ()

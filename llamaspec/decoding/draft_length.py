@@ -50,6 +50,9 @@ sure the target is, and whether it copies, shows by then."""
 HORIZON = 48
 """Rounds over which the reading of a text by the draft model is written off."""
 
+RETURN = 3.0
+"""Times that what is read by the draft model has to be expected to pay back."""
+
 UNKNOWN_LENGTH = 256
 """Tokens an answer is taken to have yet, when no limit is set."""
 
@@ -493,9 +496,9 @@ class DraftLength:
         if behind > 1.0 and self._rounds < PATIENCE:
             return -inf, None
         rounds = max(1.0, min(HORIZON, self._remaining / (1.0 + gain)) * (1.0 - self._copied_share))
-        if behind / rounds > gain / 2:
-            window = int(gain / 2 * rounds / (rate * read))
-            return (gain / 2, window) if window >= LEAST_WINDOW else (-inf, None)
+        if behind / rounds > gain / RETURN:
+            window = int(gain / RETURN * rounds / (rate * read))
+            return (gain - gain / RETURN, window) if window >= LEAST_WINDOW else (-inf, None)
         return gain - behind / rounds, None
 
     def _may_probe(self, unread: int) -> bool:

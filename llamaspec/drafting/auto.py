@@ -64,7 +64,7 @@ class AutoDrafter:
             step = model.step(move.window)
             self._stepped = True
             policy.costs.drafted(step.read, step.seconds)
-            if not policy.keeps(step.confidence) or step.confidence < self._p_min:
+            if step.confidence < self._p_min or not policy.keeps(step.confidence):
                 break  # where the model does not know, a match of a few tokens knows less
             parts.append((step.token, step.choice, step.confidence, ModelDrafter.name))
             self._take((step.token,))
