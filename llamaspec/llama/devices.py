@@ -61,3 +61,36 @@ def gpus() -> tuple[Device, ...]:
     if not library.load().llama_supports_gpu_offload():
         return ()
     return tuple(d for kind in ("gpu", "igpu") for d in devices() if d.kind == kind)
+
+
+def cpu_features() -> dict[str, int]:
+    """The processor features that this build of ggml's CPU backend uses, and its options: name -> value, as "AVX2" -> 1.
+
+    Only what is on is listed, by llama.cpp's own account (llama_print_system_info).
+    """
+    text = library.load().llama_print_system_info().decode("utf-8", "replace")
+    found: dict[str, int] = {}
+    for pair in text.replace("CPU :", "").split("|"):
+        name, equals, value = pair.partition("=")
+        if equals and value.strip().isdigit():
+            found[name.split(":")[-1].strip()] = int(value)
+    return found
+
+
+def repacked_types() -> frozenset[str]:
+    """The tensor types that the CPU backend keeps rearranged copies of, beside the mapped file; GGUF's names.
+
+    As ggml_repack_get_optimal_repack_type decides for x86 and ARM. With a GPU in use llama.cpp prefers other buffers, and
+    nothing is copied.
+    """
+    features = cpu_features()
+    if not features.get("REPACK") or gpus():
+        return frozenset()
+    types: set[str] = set()
+    if features.get("AVX2"):
+        types |= {"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"}
+    if features.get("AVX512"):
+        types |= {"Q2_K"}
+    if features.get("NEON") and features.get("DOTPROD"):
+        types |= {"Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4", "Q8_0"}
+    return frozenset(types)
