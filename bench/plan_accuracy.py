@@ -3,8 +3,8 @@
     python -m llamaspec.bench.plan_accuracy MODEL.gguf ... [--ctx 1024 --ctx 4096] [--kv f16 --kv q8_0] [--json]
 
 Each line loads one model with one context in a process of its own, decodes a batch and every row of logits that the context
-was made for, and compares. "buffers" is what llama.cpp logs (weights, repacked weights, caches, states, compute) with its output
-buffer at full size; "resident" is how much the process grew, vocabulary and library included, and so is the plan beside it.
+was made for, and compares. "buffers" is what llama.cpp logs (weights, repacked weights, caches, states, compute) with its
+output buffer at full size; "resident" is how much the process grew, vocabulary and library included, as the plan beside it.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def dense(
         keys["attention.sliding_window"] = window
     tensors: list[Tensor] = [("token_embd.weight", (width, vocab), kind), ("output_norm.weight", (width,), "F32")]
     if not tied:
-        tensors.append(("output.weight", (width, vocab), "Q6_K"))
+        tensors.append(("output.weight", (width, vocab), "Q6_K" if kind == "Q4_K" else kind))
     if experts:
         keys |= {"expert_count": experts[0], "expert_used_count": experts[1], "expert_feed_forward_length": experts[2]}
     for i in range(layers):
