@@ -63,21 +63,15 @@ def command(words: tuple[str, ...], vram: tuple[int, ...], as_json: bool, **give
     Exit code 0: it fits; 4: it does not.
     """
     from llamaspec.gguf_header import read_model
-    from llamaspec.options import MAX_DRAFT
-    from llamaspec.plan import Wishes, propose
+    from llamaspec.plan import propose
 
-    target_path, draft_path = _paths(words, given["model"], given["model_draft"])
+    target_path, draft_path = arguments.target_and_draft(words, given, "plan")
     target = read_model(target_path)
     draft = read_model(draft_path) if draft_path else None
     for model in (target, draft):
         if model is not None:
             model.require_runnable()
-    names = Wishes.__slots__
-    wishes = Wishes(outputs=MAX_DRAFT + 1, **{n: given[n] for n in names if n != "outputs" and given.get(n) is not None})
-    if wishes.n_ctx == 0:
-        wishes = Wishes(**{n: getattr(wishes, n) for n in names} | {"n_ctx": target.context_length})
-    elif wishes.n_ctx is not None and wishes.n_ctx < 8:
-        raise UsageError(f"a context of {wishes.n_ctx} tokens", "-c takes 8 or more, or 0 for all it was trained on")
+    wishes = arguments.wishes(given, target)
     plan = propose(target, draft, wishes, _room(vram, given))
     roofline = plan.roofline()
     if as_json:
@@ -85,18 +79,6 @@ def command(words: tuple[str, ...], vram: tuple[int, ...], as_json: bool, **give
     else:
         output.write_lines(_lines(plan, roofline))
     return ExitCode.OK if plan.fits else ExitCode.UNFIT
-
-
-def _paths(words: tuple[str, ...], model: str | None, draft: str | None) -> tuple[str, str | None]:
-    rest = list(words)
-    target = model if model is not None else rest.pop(0) if rest else None
-    if target is None:
-        raise UsageError("no model", "llamaspec plan target.gguf draft.gguf")
-    if draft is None and rest:
-        draft = rest.pop(0)
-    if rest:
-        raise UsageError(f"one model too many: {rest[0]}", "a target and a draft are planned together")
-    return target, draft
 
 
 def _room(vram: tuple[int, ...], given: dict[str, Any]) -> Room:

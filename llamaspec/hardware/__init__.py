@@ -5,6 +5,6 @@ Nothing here fails because a driver or a library lacks something: what is not re
 
 from __future__ import annotations
 
-from llamaspec.hardware.system import available_memory, physical_cores
+from llamaspec.hardware.system import available_memory, identity, physical_cores
 
-__all__ = ["available_memory", "physical_cores"]
+__all__ = ["available_memory", "identity", "physical_cores"]

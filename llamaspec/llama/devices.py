@@ -63,17 +63,20 @@ def gpus() -> tuple[Device, ...]:
     return tuple(d for kind in ("gpu", "igpu") for d in devices() if d.kind == kind)
 
 
-def cpu_features() -> dict[str, int]:
-    """The processor features that this build of ggml's CPU backend uses, and its options: name -> value, as "AVX2" -> 1.
+def features() -> dict[str, dict[str, str]]:
+    """What this build was compiled with, by llama.cpp's own account (llama_print_system_info).
 
-    Only what is on is listed, by llama.cpp's own account (llama_print_system_info).
+    Backend -> option -> value, as {"CUDA": {"ARCHS": "890"}, "CPU": {"AVX2": "1"}}. Only what is on is listed.
     """
     text = library.load().llama_print_system_info().decode("utf-8", "replace")
-    found: dict[str, int] = {}
-    for pair in text.replace("CPU :", "").split("|"):
-        name, equals, value = pair.partition("=")
-        if equals and value.strip().isdigit():
-            found[name.split(":")[-1].strip()] = int(value)
+    found: dict[str, dict[str, str]] = {}
+    backend = "CPU"
+    for pair in text.split("|"):
+        option, equals, value = pair.partition("=")
+        if " : " in option:
+            backend, _, option = (part.strip() for part in option.partition(" : "))
+        if equals:
+            found.setdefault(backend, {})[option.strip()] = value.strip()
     return found
 
 
@@ -83,14 +86,14 @@ def repacked_types() -> frozenset[str]:
     As ggml_repack_get_optimal_repack_type decides for x86 and ARM. With a GPU in use llama.cpp prefers other buffers, and
     nothing is copied.
     """
-    features = cpu_features()
-    if not features.get("REPACK") or gpus():
+    cpu = features().get("CPU", {})
+    if "REPACK" not in cpu or gpus():
         return frozenset()
     types: set[str] = set()
-    if features.get("AVX2"):
+    if "AVX2" in cpu:
         types |= {"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"}
-    if features.get("AVX512"):
+    if "AVX512" in cpu:
         types |= {"Q2_K"}
-    if features.get("NEON") and features.get("DOTPROD"):
+    if "NEON" in cpu and "DOTPROD" in cpu:
         types |= {"Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4", "Q8_0"}
     return frozenset(types)
