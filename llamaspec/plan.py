@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -108,7 +108,8 @@ class Plan:
         room: of the machine it is for.
         settings: what was asked for, completed: `n_ctx`, `gpu_layers` and `draft_gpu_layers` are numbers.
         parts: all the memory.
-        notes: sentences about what was changed or is unusual.
+        changes: sentences about what was chosen otherwise than one might expect.
+        remarks: sentences about what is unusual in the models.
     """
 
     target: ModelInfo
@@ -116,7 +117,13 @@ class Plan:
     room: Room
     settings: Wishes
     parts: tuple[Part, ...]
-    notes: tuple[str, ...] = field(default=())
+    changes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All sentences."""
+        return (*self.changes, *self.remarks)
 
     @property
     def n_ctx(self) -> int:
@@ -212,30 +219,31 @@ def propose(target: ModelInfo, draft: ModelInfo | None, wishes: Wishes, room: Ro
         UsageError: there is no such cache type.
     """
     n_ctx = wishes.n_ctx or min(DEFAULT_CONTEXT, target.context_length)
-    notes = []
+    changes: list[str] = []
+    remarks: list[str] = []
     best = _best_layers(target, draft, replace(wishes, n_ctx=n_ctx), room)
     if not best.fits and wishes.n_ctx is None:
         smaller = largest_context(best)
         if smaller >= SMALLEST_CONTEXT:
             best = _best_layers(target, draft, replace(wishes, n_ctx=smaller), room)
-            notes.append(f"the context is {smaller} tokens: more does not fit")
+            changes.append(f"the context is {smaller} tokens: more does not fit")
     settings = best.settings
     if room.gpus and wishes.gpu_layers is None and (settings.gpu_layers or 0) < target.block_count + 1:
-        notes.append(f"{settings.gpu_layers} of {target.block_count + 1} layers fit the GPU, the rest runs on the CPU")
+        changes.append(f"{settings.gpu_layers} of {target.block_count + 1} layers fit the GPU, the rest runs on the CPU")
     if draft is not None and room.gpus and wishes.draft_gpu_layers is None and settings.draft_gpu_layers == 0:
-        notes.append("the draft runs on the CPU, so that the target keeps its place on the GPU")
+        changes.append("the draft runs on the CPU, so that the target keeps its place on the GPU")
     if best.pages:
-        notes.append(
+        changes.append(
             f"{(best.used(CPU) - room.ram_bytes) / 2**30:.1f} GiB of mapped weights do not stay in memory: "
             "every token will read them from disk"
         )
     if draft is not None and not can_roll_back(draft):
-        notes.append(f"{draft.path.name} cannot draft: {draft.architecture} keeps a state that cannot be rolled back")
+        remarks.append(f"{draft.path.name} cannot draft: {draft.architecture} keeps a state that cannot be rolled back")
     if target.sliding_window and any(layer.windowed for layer in target.cache_layers()):
-        notes.append(_window_note(best))
+        remarks.append(_window_note(best))
     if f"{target.architecture}.attention.indexer.key_length" in target.metadata:
-        notes.append("the cache of its sparse-attention indexer is not counted")
-    return replace(best, notes=tuple(notes))
+        remarks.append("the cache of its sparse-attention indexer is not counted")
+    return replace(best, changes=tuple(changes), remarks=tuple(remarks))
 
 
 def place(target: ModelInfo, draft: ModelInfo | None, settings: Wishes, room: Room) -> Plan:
@@ -430,4 +438,4 @@ def cache_choices(plan: Plan, types: Iterable[str] = ("f16", "q8_0", "q4_0")) ->
 
 
 def _mib(size: int | None) -> str:
-    return "" if not size else f"{size / 2**20:,.0f}"
+    return "" if not size else f"{size / 2**20:,.0f}" if size >= 100 * 2**20 else f"{size / 2**20:.1f}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llamaspec import hardware
 from llamaspec.hardware import bandwidth, nvml
-from llamaspec.hardware.system import available_memory, physical_cores
 from llamaspec.llama import devices
 from llamaspec.plan import GpuRoom, Room
 from llamaspec.roofline import Rate
@@ -32,8 +32,8 @@ def here(utilization: float = UTILIZATION, *, measure: bool = True) -> Room:
         free = gpu.memory_free - round((1 - utilization) * gpu.memory_total) if gpu.memory_total else None
         rooms.append(GpuRoom(gpu.name, None if free is None else max(free, 0), _rate(gpu, index, cards)))
     return Room(
-        ram_bytes=available_memory(),
-        ram_rate=Rate(bandwidth.measure(physical_cores()), "measured") if measure else ASSUMED_RAM,
+        ram_bytes=hardware.available_memory(),
+        ram_rate=Rate(bandwidth.measure(hardware.physical_cores()), "measured") if measure else ASSUMED_RAM,
         gpus=tuple(rooms),
         repacked=devices.repacked_types(),
     )
