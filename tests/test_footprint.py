@@ -148,3 +148,28 @@ def test_who_can_roll_back(models: Path, target: Path) -> None:
 
 def test_the_batch_is_the_one_contexts_have() -> None:
     assert BATCH == context.BATCH
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys", "everywhere"),
+    [
+        ("gemma2", {}, [1, 3, 5, 7]),
+        ("gemma3", {"attention.sliding_window": 512}, [5]),
+        ("gemma3", {"attention.sliding_window": 512, "attention.sliding_window_pattern": 3}, [2, 5]),
+        ("gemma3", {"attention.sliding_window": 512, "attention.sliding_window_pattern": [1, 0, 1, 1, 1, 1, 1, 1]}, [1]),
+        ("gpt-oss", {"attention.sliding_window": 128}, [1, 3, 5, 7]),
+        ("cohere2moe", {"attention.sliding_window": 4096}, [0, 4]),
+        ("qwen2", {"attention.sliding_window": 4096}, list(range(8))),
+        ("gemma3", {}, list(range(8))),
+    ],
+)
+def test_which_layers_have_a_window(models: Path, arch: str, keys: dict[str, Any], everywhere: list[int]) -> None:
+    base = {
+        "context_length": 8192,
+        "embedding_length": 64,
+        "block_count": 8,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+    }
+    path = shapes.write_headers(models / "windows.gguf", arch, base | keys, [("token_embd.weight", (64, 32), "F32")], 32)
+    assert [layer.index for layer in read_model(path).cache_layers() if not layer.windowed] == everywhere

@@ -7,7 +7,8 @@
 # It builds llama-cpp-python for the card that is there, writes models of 7B and 27B shapes with random weights (see models.py)
 # and measures them. OUT/results.jsonl grows row by row: what is there when time runs out stays, and OUT/table.md is made from it.
 # The steps are in order of worth; one that fails is noted in OUT/log and the next one begins. WORK (default: OUT/work) takes
-# 20 GB of models; MINUTES (default: 12) is the time for all.
+# 20 GB of models, and keeps what was built and written for the next run. MINUTES (default: 12) is the time for all, SIZES
+# (default: 7b 27b) what is measured, MEASURE more options for it, as "-n 256".
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 python=${PYTHON:-python3}
@@ -59,26 +60,36 @@ install() {
         "$work/venv/bin/pip" install --no-index --find-links "$wheels" --no-build-isolation -e "$root"
 }
 
-bench() { "$work/venv/bin/python" -m "llamaspec.bench.gpu.$@"; }
+bench() { "$work/venv/bin/python" -m "llamaspec.bench.gpu.$1" "${@:2}"; }
 export -f install bench
 export python wheels work root
 
 finish() { bench table "$out/results.jsonl" >"$out/table.md" 2>>"$out/log"; }
 trap finish EXIT
 
-step install 420 bash -c install || exit 1
-step doctor 30 bash -c "'$work/venv/bin/llamaspec' doctor --json >'$out/doctor.json'"
-measure() { # label, target, draft, seconds, more...
-    local label=$1 target=$2 draft=$3 seconds=$4
-    shift 4
-    step "measure $(basename "$target") $label" $((seconds + 60)) \
-        bash -c 'bench measure "$@"' _ "$target" "$draft" --out "$out/results.jsonl" --label "$label" --seconds "$seconds" "$@"
+measure() { # label, seconds, more... of the pair written last
+    local label=$1 seconds=$2 target draft
+    shift 2
+    read -r target draft <"$work/pair" || return 1
+    # shellcheck disable=SC2086 -- MEASURE holds several words
+    step "measure $(basename "$target")${label:+ $label}" $((seconds + 60)) \
+        bash -c 'bench measure "$@"' _ "$target" "$draft" --out "$out/results.jsonl" --label "$label" --seconds "$seconds" "$@" ${MEASURE:-}
 }
 
-step 'write 7b' 120 bash -c "bench models '$work' 7b --part 0.1" &&
-    measure '' "$work/7b-3of32.gguf" "$work/7b-draft3.gguf" 60
-GGML_CUDA_DISABLE_GRAPHS=1 measure graphs-off "$work/7b-3of32.gguf" "$work/7b-draft3.gguf" 30 --lengths 1,3,7
-step 'write 27b' 240 bash -c "bench models '$work' 27b --part 0.05" &&
-    measure '' "$work/27b-3of62.gguf" "$work/27b-draft3.gguf" 90
-step 'write 7b noisy' 120 bash -c "bench models '$work' 7b --part 0.1 --noise 0.03" &&
-    measure noisy "$work/7b-3of32-noisy.gguf" "$work/7b-draft3.gguf" 60
+write() { # size, the draft's share of layers, more...
+    local size=$1 part=$2
+    shift 2
+    step "write $size${*:+ $*}" 240 bash -c 'bench models "$1" "$2" --part "$3" "${@:4}" >"$1/pair"' _ "$work" "$size" "$part" "$@"
+}
+
+if [ ! -x "$work/venv/bin/llamaspec" ]; then
+    step install 420 bash -c install || exit 1
+fi
+step doctor 30 bash -c "'$work/venv/bin/llamaspec' doctor --json >'$out/doctor.json'"
+read -r first others <<<"${SIZES:-7b 27b}"
+write "$first" 0.1 && measure '' 60
+GGML_CUDA_DISABLE_GRAPHS=1 measure graphs-off 30 --lengths 1,3,7
+for size in $others; do
+    write "$size" 0.05 && measure '' 90
+done
+write "$first" 0.1 --noise 0.03 && measure noisy 60
