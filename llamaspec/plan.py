@@ -228,6 +228,8 @@ def propose(target: ModelInfo, draft: ModelInfo | None, wishes: Wishes, room: Ro
             best = _best_layers(target, draft, replace(wishes, n_ctx=smaller), room)
             changes.append(f"the context is {smaller} tokens: more does not fit")
     settings = best.settings
+    if not room.gpus and (wishes.gpu_layers or wishes.draft_gpu_layers):
+        changes.append("there is no GPU that this llama.cpp can use: every layer runs on the CPU (llamaspec doctor tells why)")
     if room.gpus and wishes.gpu_layers is None and (settings.gpu_layers or 0) < target.block_count + 1:
         changes.append(f"{settings.gpu_layers} of {target.block_count + 1} layers fit the GPU, the rest runs on the CPU")
     if draft is not None and room.gpus and wishes.draft_gpu_layers is None and settings.draft_gpu_layers == 0:
@@ -297,10 +299,7 @@ def _best_layers(target: ModelInfo, draft: ModelInfo | None, wishes: Wishes, roo
     """Of the numbers of layers left open, the best that fit; the first candidate when none does."""
     everything = target.block_count + 1
     if not room.gpus:
-        chosen = replace(
-            wishes, gpu_layers=_asked(wishes.gpu_layers, target, 0), draft_gpu_layers=_asked(wishes.draft_gpu_layers, draft, 0)
-        )
-        return place(target, draft, chosen, room)
+        return place(target, draft, replace(wishes, gpu_layers=0, draft_gpu_layers=0), room)
     whole = draft.block_count + 1 if draft is not None else 0
     drafts = [whole, 0] if wishes.draft_gpu_layers is None and draft is not None else [wishes.draft_gpu_layers or 0]
     candidates = []

@@ -134,6 +134,13 @@ def test_a_gpu_that_reports_no_memory_is_not_limited(small: ModelInfo) -> None:
     assert "not reported" in table(plan)[-1]
 
 
+def test_layers_asked_for_without_a_gpu_are_told(small: ModelInfo) -> None:
+    plan = propose(small, small, Wishes(gpu_layers=-1, draft_gpu_layers=4), room())
+    assert (plan.settings.gpu_layers, plan.settings.draft_gpu_layers) == (0, 0)
+    assert "no GPU that this llama.cpp can use" in plan.changes[0]
+    assert not propose(small, None, Wishes(gpu_layers=0), room()).changes
+
+
 def test_repacked_weights_count_on_the_cpu_only(small: ModelInfo) -> None:
     types = frozenset({"Q8_0"})
     on_cpu = propose(small, None, Wishes(), replace(room(), repacked=types))

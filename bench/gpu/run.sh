@@ -16,9 +16,8 @@ python=${PYTHON:-python3}
 if [ "${1:-}" = pack ]; then
     wheels=${2:?usage: run.sh pack WHEELS}
     mkdir -p "$wheels"
-    "$python" -m pip download -q -d "$wheels" --no-deps --no-binary llama-cpp-python 'llama-cpp-python==0.3.36'
-    "$python" -m pip download -q -d "$wheels" 'setuptools>=77' wheel scikit-build-core ninja \
-        numpy typing-extensions diskcache jinja2 click gguf psutil nvidia-ml-py
+    # what the project needs, its own pyproject.toml says; llama-cpp-python as source, to be built for the card
+    "$python" -m pip download -q -d "$wheels" --no-binary llama-cpp-python "$root" 'setuptools>=77' wheel scikit-build-core ninja
     exit
 fi
 
