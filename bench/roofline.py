@@ -1,9 +1,9 @@
-"""The roofline against measured speed, in one run: bandwidth, then each model's plain decoding, then bandwidth again.
+"""The roofline against measured speed, in one run: bandwidth and plain decoding in turns.
 
     python -m llamaspec.bench.roofline MODEL.gguf ... [-n 64] [--runs 3]
 
 Greedy, without drafting, on the physical cores or where `load` puts the model. The speed is the median of the runs, counted
-over the tokens after the first; the roofline is reckoned for the middle of the answer, with the better of the two bandwidths.
+over the tokens after the first; the roofline is reckoned for the middle of the answer, with the best of the bandwidths.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ N_CTX = 1024
 @click.option("--runs", type=int, default=3, show_default=True)
 def main(models: tuple[str, ...], tokens: int, runs: int) -> None:
     """Compare the most a machine's memory allows with what it does."""
-    before = room.here()
-    measured = {model: speed(model, tokens, runs) for model in models}
-    after = room.here()
-    best = max((before, after), key=lambda one: one.ram_rate.bytes_per_second)
-    rates = [f"{one.ram_rate.bytes_per_second / 1e9:.1f}" for one in (before, after)]
-    click.echo(f"CPU memory {rates[0]} GB/s before, {rates[1]} GB/s after; median of {runs} runs of {tokens} tokens\n")
+    rooms, measured = [room.here()], {}
+    for model in models:
+        measured[model] = speed(model, tokens, runs)
+        rooms.append(room.here())
+    best = max(rooms, key=lambda one: one.ram_rate.bytes_per_second)
+    rates = ", ".join(f"{one.ram_rate.bytes_per_second / 1e9:.0f}" for one in rooms)
+    click.echo(f"CPU memory, before, between and behind: {rates} GB/s; median of {runs} runs of {tokens} tokens\n")
     click.echo(f"{'model':46}{'read/token':>12}{'roofline':>10}{'measured':>10}{'of it':>8}")
     for model, seen in measured.items():
         click.echo(row(model, seen, tokens, best))
@@ -48,7 +49,12 @@ def speed(model: str, tokens: int, runs: int) -> float:
         for _ in range(runs + 1):  # the first warms up
             pair.reset()
             stats = Stats.of(
-                pair.generate(PROMPT, sampling=Sampling(temperature=0), speculation=Speculation("none"), max_tokens=tokens)
+                pair.generate(
+                    [{"role": "user", "content": PROMPT}],
+                    sampling=Sampling(temperature=0),
+                    speculation=Speculation("none"),
+                    max_tokens=tokens,
+                )
             )
             speeds.append(stats.tokens_per_second or 0.0)
         return statistics.median(speeds[1:])

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything there is to know about llamaspec on one CUDA card, in under 12 minutes, without a network.
 #
-#   bench/gpu/run.sh pack WHEELS     on a machine with a network: fetch what the other one needs
+#   bench/gpu/run.sh pack WHEELS     on a machine with a network and the same Python: fetch what the other one needs
 #   bench/gpu/run.sh WHEELS OUT      on the machine with the card (nvcc, cmake, a C++ compiler, Python 3.11 or newer)
 #
 # It builds llama-cpp-python for the card that is there, writes models of 7B and 27B shapes with random weights (see models.py)
