@@ -25,7 +25,7 @@ def test_the_report_for_people(target: Path, near_draft: Path) -> None:
 
 
 def test_json_has_raw_units(target: Path, near_draft: Path) -> None:
-    report = json.loads(plan("-m", target, "-md", near_draft, "-c", 256, "--json").stdout)
+    report = json.loads(plan("-m", target, "-md", near_draft, "-c", 256, "-ngl", 0, "-ngld", 0, "--json").stdout)
     assert report["fits"]
     assert report["n_ctx"] == 256
     cache = next(p for p in report["parts"] if p["model"] == "target" and p["kind"] == "KV cache")
