@@ -242,7 +242,7 @@ def test_every_option_reaches_its_setting(target: Path, near_draft: Path, tmp_pa
     flags = [*options.split(), *drafting.split(), *sampling.split(), "--grammar-file", grammar, "-md", near_draft]
     settings = report(target, "hello", *flags)["settings"]
     in_memory = {
-        "n_ctx": 128, "gpu_layers": 0, "draft_gpu_layers": 3, "main_gpu": 0, "split_mode": "none", "threads": 1,
+        "n_ctx": 128, "gpu_layers": 0, "draft_gpu_layers": 0, "main_gpu": 0, "split_mode": "none", "threads": 1,
         "flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f16", "draft_cache_type_k": "bf16",
         "draft_cache_type_v": "f16", "mmap": False, "mlock": False,
     }  # fmt: skip
