@@ -20,7 +20,6 @@ from llamaspec.drafting.model import ModelDrafter
 from llamaspec.drafting.ngram import NgramDrafter
 from llamaspec.errors import (
     ContextFullError,
-    OutOfMemoryError,
     UnfitError,
     UsageError,
 )
@@ -31,6 +30,7 @@ from llamaspec.llama.context import CACHE_TYPES, FLASH_ATTENTION, CacheType, Con
 from llamaspec.llama.model import SPLIT_MODES, Model, Placement, SplitMode
 from llamaspec.llama.sampler import DraftSampler, TargetSampler
 from llamaspec.options import MAX_DRAFT, Sampling, Speculation
+from llamaspec.placement import settle
 from llamaspec.remembered import Memory
 from llamaspec.text import TextStream
 from llamaspec.vocab import VocabReport, compare, pair_warnings
@@ -46,8 +46,8 @@ class LoadOptions:
     """How a pair is put into memory.
 
     Attributes:
-        n_ctx: tokens of both contexts; None takes 4096, or less if the target was trained on less.
-        gpu_layers, draft_gpu_layers: layers on the GPU; None takes all when there is a GPU this build can use, else none.
+        n_ctx: tokens of both contexts; None takes 4096, or less if the target was trained on less, or if less fits.
+        gpu_layers, draft_gpu_layers: layers on the GPU; None takes as many as fit when there is a GPU this build can use.
         main_gpu: the device of a target that is not split, and of the draft, which never is.
         split_mode: how the target is spread over several GPUs.
         flash_attention: "auto", "on" or "off".
@@ -111,7 +111,7 @@ def load(
         NotFoundError: a file is missing.
         ModelFileError: a file is damaged, or no model that writes text.
         VocabularyMismatchError: the draft's tokens are not the target's.
-        OutOfMemoryError: the contexts need more memory than there is.
+        OutOfMemoryError: it needs more memory than there is; its table shows what takes how much.
         UnfitError: the draft cannot be rolled back (a recurrent model).
         RuntimeFailure: llama.cpp cannot load a file.
     """
@@ -126,7 +126,10 @@ def load(
         draft_info.require_runnable()
         report = compare(target_info, draft_info)
         report.require_usable()
-    return Pair(target_info, draft_info, report, options, chat_template, on_progress)
+    options, changes = settle(target_info, draft_info, options)
+    pair = Pair(target_info, draft_info, report, options, chat_template, on_progress)
+    pair.notices = (*changes, *pair.notices)
+    return pair
 
 
 class Pair:
@@ -434,15 +437,6 @@ class Pair:
             )
 
     def _make_context(self, model: Model, type_k: CacheType, type_v: CacheType, max_outputs: int) -> Context:
-        # A context on the CPU is zeroed as it is made: one larger than memory takes the whole machine down.
-        needed = model.info.kv_bytes_per_token(type_k, type_v) * self.n_ctx
-        available = hardware.available_memory()
-        if model.gpu_layers == 0 and needed > available:
-            raise OutOfMemoryError(
-                f"a context of {self.n_ctx} tokens for {model.info.path.name} needs {needed / 2**30:.1f} GiB, "
-                f"{available / 2**30:.1f} GiB are free",
-                "ask for a smaller context (-c), or a smaller cache (-ctk q8_0 -ctv q8_0)",
-            )
         context = ContextOptions(self.n_ctx, max_outputs, self.threads, self.options.flash_attention, type_k, type_v)
         return Context(model, context, self._cancel)
 

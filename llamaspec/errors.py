@@ -16,6 +16,8 @@ Each carries what went wrong (its message, one sentence) and, where there is one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class LlamaspecError(Exception):
     """The base of all errors raised on purpose.
@@ -56,7 +58,15 @@ class VocabularyMismatchError(UnfitError):
 
 
 class OutOfMemoryError(UnfitError):
-    """The models and their caches need more memory than there is."""
+    """The models and their caches need more memory than there is.
+
+    Args:
+        table: lines that show what needs how much; empty where that is not known.
+    """
+
+    def __init__(self, message: str, hint: str | None = None, table: Sequence[str] = ()) -> None:
+        super().__init__(message, hint)
+        self.table = tuple(table)
 
 
 class RuntimeFailure(LlamaspecError):

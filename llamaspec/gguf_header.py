@@ -206,6 +206,26 @@ _RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwk
 # every n-th layer of these has attention, the others a recurrent state: architecture -> n when the file does not say
 _ATTENTION_INTERVALS = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "minimax-01": 8}
 _GEMMA3N_KV_LAYERS = 20
+# layers with a sliding window where the file gives no pattern: architecture -> (one layer in how many sees everything, is it
+# the first of them, the window when the file gives none: 0 for none). From load_arch_hparams in src/models/*.cpp.
+_WINDOW_PATTERNS: dict[str, tuple[int, bool, int]] = {
+    "afmoe": (4, False, 0),
+    "cohere2": (4, False, 0),
+    "cohere2moe": (4, True, 0),
+    "exaone-moe": (4, False, 128),
+    "exaone4": (4, False, 0),
+    "gemma2": (2, False, 4096),
+    "gemma3": (6, False, 0),
+    "gemma3n": (5, False, 0),
+    "gpt-oss": (2, False, 0),
+    "laguna": (4, True, 0),
+    "llama4": (4, False, 8192),
+    "mellum": (4, False, 0),
+    "muse-glimmer": (4, False, 0),
+    "olmo2": (4, False, 0),
+    "plamo3": (8, False, 0),
+    "smallthinker": (4, True, 0),
+}
 
 # the first pattern found in the lower-case name, with "-" for space and "_", names the family
 _FAMILIES: tuple[tuple[str, str], ...] = (
@@ -288,6 +308,21 @@ class TensorInfo:
     def elements(self) -> int:
         """The number of elements."""
         return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayer:
+    """One layer's part of the key-value cache.
+
+    Attributes:
+        index: the layer, counted from 0.
+        bytes_per_token: of its keys and values.
+        windowed: it attends to the last `ModelInfo.sliding_window` tokens only.
+    """
+
+    index: int
+    bytes_per_token: int
+    windowed: bool
 
 
 @dataclass(frozen=True)
@@ -767,7 +802,9 @@ class ModelInfo:
     @property
     def sliding_window(self) -> int | None:
         """The attention window of the layers that have one, in tokens; None without."""
-        return self._architecture_int("attention.sliding_window") or None
+        default = _WINDOW_PATTERNS.get(self.architecture, (0, False, 0))[2]
+        stated = self.metadata.get(f"{self.architecture}.attention.sliding_window", default)
+        return stated if isinstance(stated, int) and stated > 0 else None
 
     @property
     def tokens(self) -> list[bytes]:
@@ -827,9 +864,13 @@ class ModelInfo:
         Raises:
             UsageError: there is no such type.
         """
-        arch = self.architecture
-        if arch in _RECURRENT:
-            return 0
+        return sum(layer.bytes_per_token for layer in self.cache_layers(type_k, type_v))
+
+    def cache_layers(self, type_k: str = "f16", type_v: str = "f16") -> list[CacheLayer]:
+        """The layers that keep keys and values of their own, and what a token takes in each.
+
+        Args, what is left out, and errors: as for `kv_bytes_per_token`.
+        """
         block_k, bytes_k = _cache_type(type_k)
         block_v, bytes_v = _cache_type(type_v)
         latent = bool(
@@ -840,14 +881,15 @@ class ModelInfo:
         value = self._architecture_int("attention.value_length") or head
         window_key = self._architecture_int("attention.key_length_swa") or key
         window_value = self._architecture_int("attention.value_length_swa") or value
-        total = 0
-        for layer in self._attention_layers():
+        layers = []
+        for layer in () if self.architecture in _RECURRENT else self._attention_layers():
             heads = self._kv_heads[layer]
             windowed = self._windowed_layers[layer]
-            total += -(-heads * (window_key if windowed else key) // block_k) * bytes_k
+            size = -(-heads * (window_key if windowed else key) // block_k) * bytes_k
             if not latent:
-                total += -(-heads * (window_value if windowed else value) // block_v) * bytes_v
-        return total
+                size += -(-heads * (window_value if windowed else value) // block_v) * bytes_v
+            layers.append(CacheLayer(layer, size, windowed))
+        return layers
 
     def _attention_layers(self) -> Iterator[int]:
         """The layers that keep keys and values of their own."""
@@ -874,8 +916,18 @@ class ModelInfo:
 
     @cached_property
     def _windowed_layers(self) -> list[bool]:
-        pattern = self.metadata.get(f"{self.architecture}.attention.sliding_window_pattern")
-        known = [bool(flag) for flag in pattern] if isinstance(pattern, array.array) else []
+        """As llama.cpp's load_swa_pattern: an array of flags, or a period, or the architecture's own period."""
+        trunk = self.block_count - self.nextn_layers
+        stated = self.metadata.get(f"{self.architecture}.attention.sliding_window_pattern")
+        if isinstance(stated, array.array):
+            known = [bool(flag) for flag in stated]
+        elif self.architecture in _WINDOW_PATTERNS and self.sliding_window:
+            period, full_first, _ = _WINDOW_PATTERNS[self.architecture]
+            period = stated if isinstance(stated, int) else period
+            full = 0 if full_first else period - 1
+            known = [period == 0 or layer % period != full for layer in range(trunk)]
+        else:
+            known = []
         return known + [False] * (self.block_count - len(known))
 
     def _per_layer(self, suffix: str) -> list[int]:

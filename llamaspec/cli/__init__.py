@@ -14,7 +14,7 @@ import click
 from llamaspec._version import __version__
 from llamaspec.cli import output
 
-VERBS = ("run", "check", "show")
+VERBS = ("run", "check", "show", "plan", "doctor")
 
 
 class _Verbs(click.Group):

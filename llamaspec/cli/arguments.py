@@ -21,6 +21,8 @@ from llamaspec.options import DrafterName, Sampling, Speculation
 
 if TYPE_CHECKING:
     from llamaspec.engine import LoadOptions
+    from llamaspec.gguf_header import ModelInfo
+    from llamaspec.plan import Wishes
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -110,9 +112,9 @@ model_options = section(
     option("-m", "--model", metavar="FILE", help="The target: a GGUF file, the first one of a sharded model."),
     option("-md", "--model-draft", "--spec-draft-model", metavar="FILE", help="A draft model: a smaller one of its kind."),
     option("-c", "--ctx-size", "n_ctx", type=int, metavar="N",
-           help="Tokens of the context; 0: all it was trained on. [default: 4096, or what it was trained on if less]"),
+           help="Tokens of the context; 0: all it was trained on. [default: 4096, or what it was trained on or fits if less]"),
     option("-ngl", "--gpu-layers", "gpu_layers", callback=_layers, metavar="N|all|auto",
-           help="Layers on the GPU. [default: auto, all where there is a GPU]"),
+           help="Layers on the GPU. [default: auto, as many as fit]"),
     option("-ngld", "--gpu-layers-draft", "--spec-draft-ngl", "draft_gpu_layers", callback=_layers, metavar="N|all|auto",
            help="The draft's layers on the GPU. [default: auto]"),
     option("-mg", "--main-gpu", type=int, metavar="N", help="The GPU of a model that is not split. [default: 0]"),
@@ -185,6 +187,31 @@ def load_options(given: Mapping[str, Any]) -> LoadOptions:
     if values.get("n_ctx") == 0:
         values["n_ctx"] = read_model(given["model"]).context_length
     return LoadOptions(**values)
+
+
+def target_and_draft(words: tuple[str, ...], given: Mapping[str, Any], verb: str) -> tuple[str, str | None]:
+    """The two models that a report is about: -m and -md, or else the words in their order."""
+    rest = list(words)
+    target = given["model"] if given["model"] is not None else rest.pop(0) if rest else None
+    if target is None:
+        raise UsageError("no model", f"llamaspec {verb} target.gguf draft.gguf")
+    draft = given["model_draft"] if given["model_draft"] is not None else rest.pop(0) if rest else None
+    if rest:
+        raise UsageError(f"one model too many: {rest[0]}", "a report is about a target and a draft")
+    return target, draft
+
+
+def wishes(given: Mapping[str, Any], target: ModelInfo) -> Wishes:
+    """The placement asked for among the given options. `-c 0` takes the context the target was trained on."""
+    from llamaspec.options import MAX_DRAFT
+    from llamaspec.plan import Wishes
+
+    values = {name: given[name] for name in Wishes.__slots__ if given.get(name) is not None}
+    if values.get("n_ctx") == 0:
+        values["n_ctx"] = target.context_length
+    if values.get("n_ctx", 8) < 8:
+        raise UsageError(f"a context of {values['n_ctx']} tokens", "-c takes 8 or more, or 0 for all it was trained on")
+    return Wishes(outputs=MAX_DRAFT + 1, **values)
 
 
 def sampling(given: Mapping[str, Any]) -> Sampling:

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 import click
 
-from llamaspec.errors import Cancelled, LlamaspecError, NotFoundError, RuntimeFailure, UnfitError, UsageError
+from llamaspec.errors import Cancelled, LlamaspecError, NotFoundError, OutOfMemoryError, RuntimeFailure, UnfitError, UsageError
 
 JSON_SCHEMA = 1
 """The version of the JSON objects; it changes when a key changes its name or its meaning."""
@@ -100,9 +100,11 @@ def notice(text: str) -> None:
     narrate(f"llamaspec: note: {one_line(text)}")
 
 
-def error(message: str, hint: str | None = None) -> None:
-    """Say what went wrong, and what to try, on stderr."""
+def error(message: str, hint: str | None = None, details: Iterable[str] = ()) -> None:
+    """Say what went wrong, the details, and what to try, on stderr."""
     narrate(f"llamaspec: error: {one_line(message)}")
+    for line in details:
+        narrate(one_line(line))
     if hint:
         narrate(f"try: {one_line(hint)}")
 
@@ -218,7 +220,7 @@ def exit_code_of(work: Callable[[], object]) -> ExitCode:
         if os.environ.get("LLAMASPEC_DEBUG", "0") not in ("", "0"):
             narrate(traceback.format_exc().rstrip())
         message, hint, code = _explained(failure)
-        error(message, hint)
+        error(message, hint, failure.table if isinstance(failure, OutOfMemoryError) else ())
         return code
     return ExitCode(result) if isinstance(result, int) else ExitCode.OK
 

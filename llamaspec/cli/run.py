@@ -5,9 +5,10 @@ from __future__ import annotations
 import platform
 import secrets
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +22,7 @@ from llamaspec.options import Sampling, Speculation
 
 if TYPE_CHECKING:
     from llamaspec import LoadOptions, Pair, Round, Stats
+    from llamaspec.hardware.sampler import Sampler, Usage
 
 _prompt_options = arguments.section(
     "Prompt",
@@ -87,21 +89,27 @@ class _Run:
         self._prompt = prompt
         self._notices: list[str] = []
         self._text: list[str] = []
+        self._arrivals: list[tuple[float, int]] = []
+        self._usage: Usage | None = None
 
     def answer(self) -> ExitCode:
         """Generate, print, sum up. What was written before a failure or Ctrl+C stays, and is summed up too."""
         from llamaspec import Stats
+        from llamaspec.hardware.sampler import Sampler
 
         for text in (*arguments.notes(self._given), *self._pair.notices):
             self._note(text)
         stats = Stats()
         baseline: summary.Baseline | None = None
         failure: KeyboardInterrupt | LlamaspecError | None = None
+        sampler = Sampler().start()
         try:
             for one in self._generate(self._speculation):
                 stats = stats.add(one)
+                self._arrivals.append((time.monotonic(), len(one.tokens)))
                 self._show(one)
             self._end_line()
+            self._look_back(sampler)
             if self._given["baseline"]:
                 baseline = self._measure_baseline(stats)
         except (KeyboardInterrupt, LlamaspecError) as error:
@@ -109,10 +117,23 @@ class _Run:
                 raise
             self._end_line()
             failure = error
+        finally:
+            self._look_back(sampler)
         self._sum_up(stats, baseline)
         if isinstance(failure, LlamaspecError):
             raise failure
         return ExitCode.OK if failure is None else ExitCode.INTERRUPTED
+
+    def _look_back(self, sampler: Sampler) -> None:
+        """Stop looking at the machine, and say what slowed the answer down if something did. A second call does nothing."""
+        from llamaspec.hardware.sampler import Usage, slowdown
+
+        sampler.stop()
+        if self._usage is None:
+            self._usage = Usage.of(sampler.samples)
+            blame = slowdown(sampler.samples, self._arrivals)
+            if blame is not None:
+                self._note(blame)
 
     def _generate(self, speculation: Speculation) -> Iterator[Round]:
         messages = [{"role": "system", "content": self._given["system"]}] if self._given["system"] else []
@@ -200,6 +221,7 @@ class _Run:
             "finish_reason": stats.finish_reason,
             "stats": stats.to_dict(),
             "baseline": baseline.to_dict() if baseline is not None else None,
+            "usage": asdict(self._usage) if self._usage is not None else None,
             "settings": settings | asked,
             "versions": versions,
             "notices": self._notices,

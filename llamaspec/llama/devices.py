@@ -61,3 +61,39 @@ def gpus() -> tuple[Device, ...]:
     if not library.load().llama_supports_gpu_offload():
         return ()
     return tuple(d for kind in ("gpu", "igpu") for d in devices() if d.kind == kind)
+
+
+def features() -> dict[str, dict[str, str]]:
+    """What this build was compiled with, by llama.cpp's own account (llama_print_system_info).
+
+    Backend -> option -> value, as {"CUDA": {"ARCHS": "890"}, "CPU": {"AVX2": "1"}}. Only what is on is listed.
+    """
+    text = library.load().llama_print_system_info().decode("utf-8", "replace")
+    found: dict[str, dict[str, str]] = {}
+    backend = "CPU"
+    for pair in text.split("|"):
+        option, equals, value = pair.partition("=")
+        if " : " in option:
+            backend, _, option = (part.strip() for part in option.partition(" : "))
+        if equals:
+            found.setdefault(backend, {})[option.strip()] = value.strip()
+    return found
+
+
+def repacked_types() -> frozenset[str]:
+    """The tensor types that the CPU backend keeps rearranged copies of, beside the mapped file; GGUF's names.
+
+    As ggml_repack_get_optimal_repack_type decides for x86 and ARM. With a GPU in use llama.cpp prefers other buffers, and
+    nothing is copied.
+    """
+    cpu = features().get("CPU", {})
+    if "REPACK" not in cpu or gpus():
+        return frozenset()
+    types: set[str] = set()
+    if "AVX2" in cpu:
+        types |= {"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"}
+    if "AVX512" in cpu:
+        types |= {"Q2_K"}
+    if "NEON" in cpu and "DOTPROD" in cpu:
+        types |= {"Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4", "Q8_0"}
+    return frozenset(types)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import re
 import tempfile
 import threading
 from collections import deque
@@ -21,6 +22,8 @@ ERROR = 4
 CONTINUES = 5
 
 _lines: deque[tuple[int, int, str]] = deque(maxlen=2000)  # (serial number, level, text)
+_buffers: deque[tuple[int, str, str, int]] = deque(maxlen=200)  # (serial number, kind, place, bytes)
+_BUFFER = re.compile(r": +(\S+) +(model|KV|RS|output|compute) buffer size = +([\d.]+) MiB$")
 _numbers = itertools.count(1)
 _lock = threading.Lock()
 _open_line: list[str] = []
@@ -46,7 +49,10 @@ def _receive(level: int, text: bytes | None, _user_data: object) -> None:
         line = "".join(_open_line).rstrip()
         _open_line.clear()
         if line.strip("."):
-            _lines.append((next(_numbers), _open_level, line))
+            number = next(_numbers)
+            _lines.append((number, _open_level, line))
+            if found := _BUFFER.search(line):
+                _buffers.append((number, found[2], found[1], round(float(found[3]) * 2**20)))
 
 
 def lines() -> list[str]:
@@ -70,6 +76,27 @@ class Errors:
             return ""
         head, colon, rest = errors[0].partition(": ")
         return (rest if colon and " " not in head else errors[0]).strip()
+
+
+class Buffers:
+    """The buffers that llama.cpp has reported since this object was made: its own account of the memory it took."""
+
+    def __init__(self) -> None:
+        with _lock:
+            self._last_seen = _buffers[-1][0] if _buffers else 0
+
+    def sizes(self) -> dict[str, dict[str, int]]:
+        """Kind ("model", "KV", "RS", "compute", "output") -> place ("CPU", "CPU_REPACK", "CUDA0", ...) -> bytes.
+
+        llama.cpp prints hundredths of a MiB: no size is more exact than that.
+        """
+        total: dict[str, dict[str, int]] = {}
+        with _lock:
+            found = [entry for entry in _buffers if entry[0] > self._last_seen]
+        for _, kind, place, size in found:
+            places = total.setdefault(kind, {})
+            places[place] = places.get(place, 0) + size
+        return total
 
 
 @contextmanager

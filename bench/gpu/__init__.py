@@ -1,0 +1,1 @@
+"""What to run on a machine with a GPU; see run.sh."""
