@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -164,6 +165,7 @@ class Pair:
         self._cancel = CancelFlag()
         self._worker = Worker(self._cancel.set, self._cancel.clear)
         self._answer: object = None
+        self._settled = 0  # tokens of the target's cache that the caller knows of
         self._draft_context: Context | None = None
         self._decider: DraftLength | None = None
         self._memory: Memory | None = None
@@ -240,25 +242,49 @@ class Pair:
         answer, drafter = self._worker.run(self._start, tokens, sampling, speculation, max_tokens, stop)
         steps = rounds(self._context, drafter, tokens, answer)
         said: list[int] = []
-        while True:
-            if self._answer is not current:
-                raise UsageError("this answer has ended: another one was started on the same pair")
-            one = self._worker.run(next, steps)
-            said += one.tokens
-            if notices := turns.take_notices():
-                one = replace(one, notices=notices)
-            if one.finish_reason is not None and isinstance(drafter, AutoDrafter):
-                one = replace(one, decisions=drafter.decisions)
-            if one.finish_reason == "context":
-                shorter = turns.drop_oldest()
-                if shorter is not None:
-                    steps = rounds(self._context, drafter, [*shorter, *said], answer)
-                    one = replace(one, finish_reason=None, decisions=None)
-                else:
-                    one = replace(one, pieces=(*one.pieces[:-1], one.pieces[-1] + answer.text.finish()))
-            yield one
-            if one.finish_reason is not None:
-                return
+        held = len(tokens) - 1  # tokens the target's cache has before those said
+        # Rounds are computed ahead while the caller looks at the last one, so that neither waits for the other to wake up. A
+        # target that cannot take a round back computes none that may not be wanted.
+        depth = 2 if self.can_draft else 0
+        ahead = deque(self._worker.start(next, steps) for _ in range(max(depth, 1)))
+        self._settled = held
+        try:
+            while True:
+                if self._answer is not current:
+                    raise UsageError("this answer has ended: another one was started on the same pair")
+                one = self._worker.wait(ahead.popleft())
+                said += one.tokens
+                if notices := turns.take_notices():
+                    one = replace(one, notices=notices)
+                if one.finish_reason is not None and isinstance(drafter, AutoDrafter):
+                    one = replace(one, decisions=drafter.decisions)
+                if one.finish_reason == "context":
+                    shorter = turns.drop_oldest()
+                    if shorter is not None:
+                        steps = rounds(self._context, drafter, [*shorter, *said], answer)
+                        ahead.clear()  # what was asked for behind the last round is not there
+                        held = len(shorter) - 1
+                        one = replace(one, finish_reason=None, decisions=None)
+                    else:
+                        one = replace(one, pieces=(*one.pieces[:-1], one.pieces[-1] + answer.text.finish()))
+                self._settled = held + len(said)
+                while one.finish_reason is None and len(ahead) < depth:
+                    ahead.append(self._worker.start(next, steps))
+                yield one
+                if one.finish_reason is not None:
+                    return
+                if not ahead:
+                    ahead.append(self._worker.start(next, steps))
+        finally:
+            if self._answer is current:
+                self._take_back(self._settled)
+
+    def _take_back(self, length: int) -> None:
+        """Stop the round in the making; the target's cache keeps `length` tokens."""
+        # Where a generator that nobody holds any more ends is anybody's guess.
+        if self.can_draft and not self._worker.closed and not self._worker.is_here:
+            self._worker.halt()
+            self._worker.run(self._context.truncate, length)
 
     def _start(
         self,
@@ -354,7 +380,7 @@ class Pair:
     @property
     def cached_tokens(self) -> tuple[int, ...]:
         """What the target's cache holds."""
-        return tuple(self._context.tokens)
+        return tuple(self._context.tokens[: self._settled])
 
     @property
     def busy_seconds(self) -> float:

@@ -32,7 +32,8 @@ class Worker:
         self._stop = stop
         self._resume = resume
         self._closed = False
-        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._last: Job[Any] | None = None
+        self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._thread = threading.Thread(target=_serve, args=(self._jobs,), name="llamaspec", daemon=True)
         self._thread.start()
         # The thread knows only its queue, so that a worker nobody holds any more can go, and end it.
@@ -40,13 +41,26 @@ class Worker:
 
     def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `function`, or its exception. An interrupt of the caller stops the work before it is raised."""
-        if threading.get_ident() == self._thread.ident:
+        if self.is_here:
             return function(*args, **kwargs)
-        if self._closed:
-            raise UsageError("this pair is closed")
-        job = _Job(function, args, kwargs)
+        job = Job(function, args, kwargs)
         try:
-            self._jobs.put(job)
+            self._put(job)
+            return self.wait(job)
+        except KeyboardInterrupt:
+            self._stop_and_wait(job)
+            raise
+
+    def start(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Job[T]:
+        """Have it run while the caller goes on; `wait` gives the result. Not from the worker's own thread."""
+        job = Job(function, args, kwargs)
+        self._put(job)
+        return job
+
+    def wait(self, job: Job[T]) -> T:
+        """The result of a job, or its exception. An interrupt of the caller stops the work before it is raised."""
+        self._check_open()
+        try:
             # In slices: a signal that arrives just before an endless wait begins is not noticed until it ends.
             while not job.done.acquire(timeout=0.1):
                 pass
@@ -55,6 +69,21 @@ class Worker:
             raise
         return job.outcome()
 
+    def halt(self) -> None:
+        """Stop what was started last, and wait until it has stopped. Not from the worker's own thread."""
+        if self._last is not None:
+            self._stop_and_wait(self._last)
+
+    @property
+    def is_here(self) -> bool:
+        """Is this the worker's own thread?"""
+        return threading.get_ident() == self._thread.ident
+
+    @property
+    def closed(self) -> bool:
+        """Was it closed?"""
+        return self._closed
+
     def close(self) -> None:
         """Stop the work at hand and end the thread."""
         self._closed = True
@@ -62,7 +91,16 @@ class Worker:
         self._end()
         self._thread.join()
 
-    def _stop_and_wait(self, job: _Job[T]) -> None:
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this pair is closed")
+
+    def _put(self, job: Job[Any]) -> None:
+        self._check_open()
+        self._last = job
+        self._jobs.put(job)
+
+    def _stop_and_wait(self, job: Job[T]) -> None:
         while not job.finished and self._thread.is_alive():
             try:
                 job.abandoned = True
@@ -73,7 +111,7 @@ class Worker:
         self._resume()
 
 
-class _Job(Generic[T]):
+class Job(Generic[T]):
     """A call, and what became of it. `done` is released once, when it is finished or was abandoned before it began."""
 
     __slots__ = ("_args", "_error", "_function", "_kwargs", "_result", "abandoned", "done", "finished")
@@ -104,7 +142,7 @@ class _Job(Generic[T]):
         return self._result[0]
 
 
-def _serve(jobs: SimpleQueue[_Job[Any] | None]) -> None:
+def _serve(jobs: SimpleQueue[Job[Any] | None]) -> None:
     while (job := jobs.get()) is not None:
         job.work()
         del job  # a result must not live on until the next call comes

@@ -24,6 +24,7 @@ from llamaspec.errors import (
     VocabularyMismatchError,
 )
 from llamaspec.llama import log
+from llamaspec.llama.context import Context
 from tests.conftest import LoadPair
 from tests.tiny import END, letters, write_recurrent, write_tiny
 
@@ -369,9 +370,14 @@ def test_an_interrupt_while_waiting_stops_the_work(load_pair: LoadPair, target: 
             pass
         return 2
 
-    pair._context._decode = endless
+    def interrupted() -> None:
+        pair._context._decode = endless
+        for _ in stream:
+            pass
+
     with pytest.raises(KeyboardInterrupt):
-        next(stream)
+        interrupted()
+    stream.close()  # type: ignore[attr-defined]
     pair._context._decode = real
     assert not pair._cancel.is_set
     again = list(pair.generate([*pair.tokenize("abc"), *first.tokens], sampling=GREEDY, max_tokens=5))
@@ -457,3 +463,47 @@ def test_a_json_schema_holds(load_pair: LoadPair, target: Path) -> None:
         rounds = list(pair.generate("abc", sampling=sampling, speculation=Speculation("ngram", 4, ngram_min=1), max_tokens=300))
         if rounds[-1].finish_reason == "stop":
             assert set(json.loads("".join(one.text for one in rounds))) == {"n", "ok"}
+
+
+def test_a_round_computed_ahead_leaves_no_trace(load_pair: LoadPair, target: Path, near_draft: Path) -> None:
+    pair = load_pair(target, near_draft)
+    prompt = pair.tokenize("abcabcabc")
+    for rounds_taken in (1, 2, 5):
+        stream = pair.generate(prompt, sampling=GREEDY, speculation=Speculation("model", 4), max_tokens=80)
+        said = [token for _, one in zip(range(rounds_taken), stream, strict=False) for token in one.tokens]
+        stream.close()  # type: ignore[attr-defined]
+        assert list(pair.cached_tokens) == [*prompt, *said][:-1]
+        assert pair._worker.run(lambda: list(pair._context.tokens)) == [*prompt, *said][:-1]
+    again = list(pair.generate([*prompt, *said], sampling=GREEDY, max_tokens=4))
+    assert again[0].prefill is not None
+    assert again[0].prefill.reused_tokens == len(prompt) + len(said) - 1
+
+
+def test_a_failure_in_a_round_ahead_reaches_the_caller(
+    load_pair: LoadPair, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = load_pair(target)
+    stream = pair.generate("abc", sampling=GREEDY, speculation=ALONE, max_tokens=30)
+    next(stream)
+    decode = Context.decode
+
+    def fail(self: Context, tokens: list[int], outputs: str) -> None:
+        raise RuntimeFailure("llama.cpp could not decode (status -3)")
+
+    first = next(stream)
+    monkeypatch.setattr(Context, "decode", fail)
+    with pytest.raises(RuntimeFailure, match="status -3"):
+        list(stream)
+    monkeypatch.setattr(Context, "decode", decode)
+    assert first.tokens
+    assert Stats.of(pair.generate("abc", sampling=GREEDY, speculation=ALONE, max_tokens=5)).generated_tokens == 5
+
+
+def test_an_abandoned_answer_does_not_hold_the_pair_up(load_pair: LoadPair, target: Path) -> None:
+    pair = load_pair(target)
+    for _ in range(20):
+        stream = pair.generate("abc", sampling=GREEDY, max_tokens=50)
+        next(stream)
+        del stream
+        gc.collect()
+    assert Stats.of(pair.generate("abc", sampling=GREEDY, max_tokens=5)).generated_tokens == 5
