@@ -474,7 +474,7 @@ def test_a_round_computed_ahead_leaves_no_trace(load_pair: LoadPair, target: Pat
         stream.close()  # type: ignore[attr-defined]
         assert list(pair.cached_tokens) == [*prompt, *said][:-1]
         assert pair._worker.run(lambda: list(pair._context.tokens)) == [*prompt, *said][:-1]
-    again = list(pair.generate([*prompt, *said], sampling=GREEDY, max_tokens=4))
+    again = list(pair.generate([*prompt, *said], sampling=GREEDY, speculation=ALONE, max_tokens=4))
     assert again[0].prefill is not None
     assert again[0].prefill.reused_tokens == len(prompt) + len(said) - 1
 
