@@ -10,11 +10,10 @@ from llamaspec.decoding.draft_length import Acceptance, Costs, DraftLength
 from llamaspec.errors import UsageError
 from llamaspec.llama.context import Context
 from llamaspec.llama.sampler import DraftSampler, certainty
+from llamaspec.options import DRAFT_OUTPUTS
 
-PASSES = (1, 2, 4, 8, 32)
+PASSES = (1, 2, 4, 8, DRAFT_OUTPUTS)
 """Tokens of the passes that are timed. Their costs are a staircase; the steps between are learnt as they are used."""
-
-SPAN = max(PASSES)
 
 TEXT = """To make a pot of tea, boil some water. Warm the pot with hot water, put the tea into the pot, and pour the boiling \
 water over the tea. Wait three minutes. Pour the tea into the cups."""
@@ -36,7 +35,7 @@ def measure(target: Context, draft: Context | None, undraftable: Sequence[int]) 
         tokens = target.model.tokenize(TEXT, add_special=True, parse_special=False)
     except UsageError:
         tokens = [max(target.model.bos, 0)]  # a vocabulary that cannot spell it
-    span = min(SPAN, target.n_ctx, target.options.max_outputs)
+    span = min(DRAFT_OUTPUTS, target.n_ctx, target.options.max_outputs)
     while len(tokens) < span:
         tokens = tokens + tokens
     tokens = tokens[:span]

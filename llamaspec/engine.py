@@ -30,14 +30,14 @@ from llamaspec.llama.cancel import CancelFlag
 from llamaspec.llama.context import CACHE_TYPES, FLASH_ATTENTION, CacheType, Context, ContextOptions, FlashAttention
 from llamaspec.llama.model import SPLIT_MODES, Model, Placement, SplitMode
 from llamaspec.llama.sampler import DraftSampler, TargetSampler
-from llamaspec.options import MAX_DRAFT, Sampling, Speculation
+from llamaspec.options import DRAFT_OUTPUTS, MAX_DRAFT, Sampling, Speculation
 from llamaspec.placement import settle
+from llamaspec.plan import DEFAULT_CONTEXT
 from llamaspec.remembered import Memory
 from llamaspec.text import TextStream
 from llamaspec.vocab import VocabReport, compare, pair_warnings
 from llamaspec.worker import Worker
 
-DEFAULT_CONTEXT = 4096
 Overflow = Literal["stop", "drop_oldest"]
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
@@ -453,9 +453,7 @@ class Pair:
             return
         placement = replace(target, gpu_layers=options.draft_gpu_layers, split_mode="none")
         model = Model(self.draft, placement, self._report("draft"))
-        self._draft_context = self._make_context(
-            model, options.draft_cache_type_k, options.draft_cache_type_v, calibration.SPAN
-        )
+        self._draft_context = self._make_context(model, options.draft_cache_type_k, options.draft_cache_type_v, DRAFT_OUTPUTS)
         if not self._draft_context.can_rollback:
             raise UnfitError(
                 f"{self.draft.path.name} cannot draft: {self.draft.architecture} keeps a state that cannot be rolled back",

@@ -15,6 +15,10 @@ MAX_DRAFT = 32
 """Longest draft a pair can verify: buffers for this many rows of logits are reserved when it loads."""
 
 
+DRAFT_OUTPUTS = 32
+"""Rows of logits that a draft's context is made for: so many tokens both models are compared on when a pair is measured."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the target picks its tokens. Names, meaning and defaults are llama.cpp's.

@@ -25,6 +25,7 @@ from llamaspec.footprint import (
     trunk_layers,
 )
 from llamaspec.gguf_header import ModelInfo
+from llamaspec.options import DRAFT_OUTPUTS
 from llamaspec.roofline import Load, Rate, Roofline
 
 CPU = "CPU"
@@ -390,7 +391,7 @@ def _footprint(which: str, model: ModelInfo, settings: Wishes, repacked: frozens
     drafts = which == "draft"
     shape = ContextShape(
         n_ctx=settings.n_ctx or model.context_length,
-        outputs=1 if drafts else settings.outputs,
+        outputs=DRAFT_OUTPUTS if drafts else settings.outputs,
         type_k=settings.draft_cache_type_k if drafts else settings.cache_type_k,
         type_v=settings.draft_cache_type_v if drafts else settings.cache_type_v,
         flash_attention=settings.flash_attention != "off",

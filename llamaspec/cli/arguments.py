@@ -201,6 +201,19 @@ def target_and_draft(words: tuple[str, ...], given: Mapping[str, Any], verb: str
     return target, draft
 
 
+def pair_headers(words: tuple[str, ...], given: Mapping[str, Any], verb: str) -> tuple[ModelInfo, ModelInfo | None]:
+    """The headers of the two models that a report is about; both can be run."""
+    from llamaspec.gguf_header import read_model
+
+    paths = target_and_draft(words, given, verb)
+    target, draft = (read_model(path) if path else None for path in paths)
+    assert target is not None
+    for model in (target, draft):
+        if model is not None:
+            model.require_runnable()
+    return target, draft
+
+
 def wishes(given: Mapping[str, Any], target: ModelInfo) -> Wishes:
     """The placement asked for among the given options. `-c 0` takes the context the target was trained on."""
     from llamaspec.options import MAX_DRAFT

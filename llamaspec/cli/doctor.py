@@ -47,17 +47,11 @@ def _pair(words: tuple[str, ...], given: dict[str, Any], machine: Machine) -> li
         return []
     if machine.backend is None:
         return []  # without llama.cpp nothing can be planned, and the report already says so
-    from llamaspec.gguf_header import read_model
     from llamaspec.hardware import room
     from llamaspec.hardware.checks import pair_checks
     from llamaspec.plan import propose
 
-    target_path, draft_path = arguments.target_and_draft(words, given, "doctor")
-    target = read_model(target_path)
-    draft = read_model(draft_path) if draft_path else None
-    for model in (target, draft):
-        if model is not None:
-            model.require_runnable()
+    target, draft = arguments.pair_headers(words, given, "doctor")
     wishes = arguments.wishes(given, target)
     return pair_checks(target, draft, propose(target, draft, wishes, room.here(measure=False)), wishes)
 

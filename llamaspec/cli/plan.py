@@ -62,15 +62,9 @@ def command(words: tuple[str, ...], vram: tuple[int, ...], as_json: bool, **give
 
     Exit code 0: it fits; 4: it does not.
     """
-    from llamaspec.gguf_header import read_model
     from llamaspec.plan import propose
 
-    target_path, draft_path = arguments.target_and_draft(words, given, "plan")
-    target = read_model(target_path)
-    draft = read_model(draft_path) if draft_path else None
-    for model in (target, draft):
-        if model is not None:
-            model.require_runnable()
+    target, draft = arguments.pair_headers(words, given, "plan")
     wishes = arguments.wishes(given, target)
     plan = propose(target, draft, wishes, _room(vram, given))
     roofline = plan.roofline()

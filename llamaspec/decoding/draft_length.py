@@ -247,13 +247,11 @@ class Move:
         kind: "stop" drafting; "copy" the next `count` tokens that lookup offers; "step": draft a token by the model.
         count: tokens to copy.
         window: tokens of the text the model should have read at most, the last ones; None for all.
-        probe: the step does not seem to pay; it is taken to learn whether it does.
     """
 
     kind: Literal["stop", "copy", "step"]
     count: int = 0
     window: int | None = None
-    probe: bool = False
 
 
 STOP = Move("stop")
@@ -353,7 +351,7 @@ class DraftLength:
             return Move("copy", count)
         if unread is not None and self._may_probe(unread):
             self._probing = True
-            return Move("step", window=PROBE_WINDOW, probe=True)
+            return Move("step", window=PROBE_WINDOW)
         return STOP
 
     def copied(self, confidences: Iterable[float]) -> None:
@@ -395,10 +393,6 @@ class DraftLength:
         self._time = 0.98 * self._time + time
         self._allowance = min(self._allowance + PROBE_SHARE * time, 4.0)
         self.costs.rest()
-
-    def never_pays(self) -> bool:
-        """Would a step of the model not pay even if everything it drafts were accepted?"""
-        return self._at_start(1.0, 1.0) <= self.rate * self.costs.step
 
     def decisions(self) -> Decisions:
         """What it rests on now."""
@@ -468,9 +462,6 @@ class DraftLength:
             ahead.append((sum_, costs.verify(1 + drafted + count) - base + (count - 1) * costs.step))
         return ahead
 
-    def _at_start(self, chance: float, later: float) -> float:
-        return max(chance * sum_ - self.rate * cost for sum_, cost in self._ahead(later))
-
     def _expected_later(self) -> float:
         return sum(share * chance for share, chance in self.model.outlook(first=False))
 
@@ -502,9 +493,10 @@ class DraftLength:
         return gain - behind / rounds, None
 
     def _may_probe(self, unread: int) -> bool:
-        if self._drafted or self.never_pays():
-            return False
         costs = self.costs
+        # What would not pay even if everything were accepted needs no trial.
+        if self._drafted or self._value(1.0, 1.0) <= self.rate * costs.step:
+            return False
         cost = costs.step + costs.read * (min(unread, PROBE_WINDOW) - 1) + costs.verify(2) - 1.0
         if cost > self._allowance:
             return False
