@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from llamaspec import Pair, Round, Sampling, Speculation, Stats
 from llamaspec.decoding.draft_length import Acceptance, Costs, DraftLength
-from llamaspec.decoding.explain import explain
+from llamaspec.decoding.explain import causes, explain
 from llamaspec.drafting import Outcome
 from llamaspec.drafting.auto import AutoDrafter
 from llamaspec.drafting.ngram import NgramDrafter
@@ -215,6 +216,23 @@ def test_an_explanation_names_what_limits_most() -> None:
     assert "cannot pay here" in limit(0, 0, 0.0, 100.0, step=0.8)
     assert "too seldom" in limit(0, 0, 0.0, 100.0)
     assert explain(Stats(), DraftLength(Costs({1: 1.0})).decisions(), has_model=True) is None
+
+
+def test_causes_name_what_people_who_tune_by_hand_look_for() -> None:
+    stats = Stats(rounds=20, drafted_by={"model": 60}, drafted_at=(20, 20, 20), accepted_at=(16, 8, 3))
+
+    def said(speculation: Speculation, undraftable: float = 0.0, memory: float | None = 0.5, of: Stats = stats) -> str:
+        return "|".join(causes(of, speculation, undraftable=undraftable, memory_used=memory))
+
+    assert said(Speculation()) == ""
+    assert "token 3 was accepted in 15 % of the rounds" in said(Speculation("model", 3))
+    assert said(Speculation("model", 3), of=replace(stats, accepted_at=(16, 12, 8))) == ""
+    assert "temperature 0.7" in said(Speculation(draft_temperature=0.7))
+    assert "5 % of the vocabulary cannot be drafted" in said(Speculation(), undraftable=0.05)
+    assert "memory is nearly full" in said(Speculation(), memory=0.99)
+    assert said(Speculation(), memory=None) == ""
+    lookup = replace(stats, drafted_by={"ngram": 60})
+    assert said(Speculation(draft_temperature=0.7), undraftable=0.5, of=lookup) == ""
 
 
 def test_costs_measured_on_a_busy_machine_are_measured_again(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -80,7 +81,7 @@ def test_a_card_that_reports_nothing() -> None:
 def test_what_samples_add_up_to() -> None:
     cards = [(card(GIB, load=10),), (card(3 * GIB, ("power cap",), 90),), (card(2 * GIB, None, None),)]
     usage = Usage.of([sample(t, faults=int(t) * 7, cards=held) for t, held in zip((0.0, 1.0, 2.0), cards, strict=True)])
-    assert usage == Usage(2.0, 102, 998, 14, 0, (3 * GIB,), (50.0,), ("power cap",))
+    assert usage == Usage(2.0, 102, 998, 14, 0, (3 * GIB,), (50.0,), ("power cap",), 0.125)
     assert not usage.pages
     assert Usage.of([sample(0)]) is None
 
@@ -120,3 +121,15 @@ def test_no_fall_and_no_cause_are_not_named() -> None:
 def test_load_of_a_card_is_its_gpu_figure() -> None:
     seen = look(psutil.Process(), Nvml(Library({"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97, memory=3)})))
     assert seen.cards[0].utilization_percent == 97
+
+
+def test_the_fullest_memory_is_the_machine_s_or_a_card_s() -> None:
+    full, unknown = card(23 * GIB), card(None)
+    early = replace(sample(0, cards=(full, unknown)), available_bytes=500, memory_bytes=1000)
+    late = replace(sample(1, cards=(unknown,)), available_bytes=10, memory_bytes=1000)
+    assert early.fullest == pytest.approx(23 / 24)
+    assert late.fullest == pytest.approx(0.99)
+    assert sample(0).fullest is None
+    usage = Usage.of([early, late])
+    assert usage is not None
+    assert usage.fullest == pytest.approx(0.99)

@@ -200,15 +200,26 @@ class _Run:
 
     def _explain(self, stats: Stats) -> None:
         from llamaspec.cli import explain
+        from llamaspec.decoding.explain import causes
 
-        decisions = self._pair.decisions()
-        if decisions is None or not self._pair.drafters(self._speculation) or self._speculation.n_draft is not None:
+        decisions, drafters = self._pair.decisions(), self._pair.drafters(self._speculation)
+        decided = decisions is not None and bool(drafters) and self._speculation.n_draft is None
+        vocabulary = self._pair.vocabulary
+        found = causes(
+            stats,
+            self._speculation,
+            undraftable=len(vocabulary.undraftable) / max(self._pair.draft.vocab_size, 1)
+            if vocabulary and self._pair.draft
+            else 0,
+            memory_used=self._usage.fullest if self._usage is not None else None,
+        )
+        if not decided and not found:
             self._note("--explain has nothing to tell: how far to draft was not decided here")
-            return
-        for line in explain.lines(
-            stats, stats.decisions or decisions, has_model="model" in self._pair.drafters(self._speculation)
-        ):
-            output.narrate(line, DIM)
+        elif decided and decisions is not None:
+            for line in explain.lines(stats, stats.decisions or decisions, has_model="model" in drafters):
+                output.narrate(line, DIM)
+        for line in found:
+            output.narrate(f"  {line}", DIM)
 
     def _report(self, stats: Stats, text: str, baseline: summary.Baseline | None) -> dict[str, Any]:
         from llamaspec.llama import library

@@ -52,6 +52,7 @@ class Sample:
         major_faults: pages this process has had read from disk since it started.
         swapped_in_bytes: by the whole machine since it started.
         cards: by NVML's index.
+        memory_bytes: of the machine, in all.
     """
 
     at: float
@@ -61,6 +62,15 @@ class Sample:
     major_faults: int | None
     swapped_in_bytes: int | None
     cards: tuple[CardSample, ...] = ()
+    memory_bytes: int | None = None
+
+    @property
+    def fullest(self) -> float | None:
+        """Share of the fullest memory in use, the machine's or a card's, 0 to 1."""
+        shares = [card.used_bytes / card.total_bytes for card in self.cards if card.used_bytes and card.total_bytes]
+        if self.memory_bytes:
+            shares.append(1.0 - self.available_bytes / self.memory_bytes)
+        return max(shares, default=None)
 
 
 class Sampler:
@@ -121,14 +131,16 @@ class Sampler:
 
 def look(process: psutil.Process, cards: Nvml) -> Sample:
     """One sample, now."""
+    memory = psutil.virtual_memory()
     return Sample(
         at=time.monotonic(),
         resident_bytes=process.memory_info().rss,
-        available_bytes=psutil.virtual_memory().available,
+        available_bytes=memory.available,
         cpu_percent=process.cpu_percent(),
         major_faults=_major_faults(),
         swapped_in_bytes=_swapped_in(),
         cards=tuple(_card(cards, index) for index in range(cards.count)) if cards.error is None else (),
+        memory_bytes=memory.total,
     )
 
 
@@ -142,6 +154,7 @@ class Usage:
         major_faults, swapped_in_bytes: within it.
         peak_card_bytes, mean_utilization_percent: by card.
         throttles: every reason seen, in the order they came.
+        fullest: share of the fullest memory in use, the machine's or a card's, 0 to 1.
     """
 
     seconds: float
@@ -152,6 +165,7 @@ class Usage:
     peak_card_bytes: tuple[int | None, ...]
     mean_utilization_percent: tuple[float | None, ...]
     throttles: tuple[str, ...]
+    fullest: float | None = None
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Usage | None:
@@ -172,6 +186,7 @@ class Usage:
             peak_card_bytes=tuple(max(column, default=None) for column in used),
             mean_utilization_percent=tuple(sum(column) / len(column) if column else None for column in busy),
             throttles=tuple(dict.fromkeys(reasons)),
+            fullest=max((sample.fullest for sample in samples if sample.fullest is not None), default=None),
         )
 
     @property
