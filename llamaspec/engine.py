@@ -24,6 +24,7 @@ from llamaspec.errors import (
     UnfitError,
     UsageError,
 )
+from llamaspec.find import model_here, pair_here
 from llamaspec.gguf_header import ModelInfo, read_model
 from llamaspec.llama import library
 from llamaspec.llama.cancel import CancelFlag
@@ -103,13 +104,14 @@ def load(
     Both headers are read first: files that cannot work, and a pair whose tokens differ, are refused before any weights load.
 
     Args:
-        target, draft: paths of GGUF files; of a sharded model, its first file.
+        target, draft: paths of GGUF files (of a sharded model, its first file); as texts also names: a pair of models.toml,
+            which brings its draft, "user/repo:QUANT" for what is in the Hub's cache, or a model that `llamaspec list` shows.
         options: contexts, devices, memory.
         chat_template: Jinja source to use in place of the target's own.
         on_progress: called with ("target" or "draft", 0.0 to 1.0) while weights load, in another thread.
 
     Raises:
-        NotFoundError: a file is missing.
+        NotFoundError: a file is missing; a NotPulledError says how to pull it.
         ModelFileError: a file is damaged, or no model that writes text.
         VocabularyMismatchError: the draft's tokens are not the target's.
         OutOfMemoryError: it needs more memory than there is; its table shows what takes how much.
@@ -119,6 +121,11 @@ def load(
     options = options or LoadOptions()
     if chat_template is not None:
         ChatTemplate(chat_template, bos_token="", eos_token="", special_tokens=())  # a mistake in it shows before 20 GB load
+    if isinstance(target, str):
+        found = pair_here(target, draft if isinstance(draft, str) else None, wants_draft=draft is None)
+        target, draft = found.target, found.draft or draft
+    elif isinstance(draft, str):
+        draft = model_here(draft)
     target_info = read_model(target)
     target_info.require_runnable()
     draft_info = report = None

@@ -2,8 +2,11 @@
 
     LlamaspecError
     ├── UsageError            a request that cannot mean anything: a bad option, prompt, template or grammar
-    │   └── ContextFullError  the prompt does not fit the context
-    ├── NotFoundError         a file that is not here
+    │   ├── ContextFullError  the prompt does not fit the context
+    │   └── ConfigError       a models.toml that says what cannot be meant
+    ├── NotFoundError         a file, a pair or a repository that is not there
+    │   └── NotPulledError    a model that is known and can be pulled
+    ├── DownloadError         a model could not be brought here
     ├── ModelFileError        a file that is here but is no model that can be loaded
     ├── UnfitError            this machine or this pair cannot do it
     │   ├── VocabularyMismatchError   the two models do not speak the same tokens
@@ -41,8 +44,28 @@ class ContextFullError(UsageError):
     """The prompt has more tokens than the context has room for."""
 
 
+class ConfigError(UsageError):
+    """A models.toml has a mistake: the message names the file, the line and the key."""
+
+
 class NotFoundError(LlamaspecError):
-    """A file that was named is not here."""
+    """A file, a pair or a repository that was named is not there."""
+
+
+class NotPulledError(NotFoundError):
+    """A model that is known is not on this machine.
+
+    Args:
+        missing: what is to be pulled, as `llamaspec pull` takes it.
+    """
+
+    def __init__(self, message: str, hint: str | None = None, missing: Sequence[str] = ()) -> None:
+        super().__init__(message, hint)
+        self.missing = tuple(missing)
+
+
+class DownloadError(LlamaspecError):
+    """A model could not be brought here: the network, the server, the disk, or no right to it."""
 
 
 class ModelFileError(LlamaspecError):

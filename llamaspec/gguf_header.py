@@ -19,6 +19,7 @@ import os
 import re
 import stat
 import struct
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -351,6 +352,18 @@ class GGUFHeader:
     alignment: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _ReadList:
+    """A list of strings that was read, and the bytes it was read from. Nobody changes it."""
+
+    raw: bytes
+    items: list[bytes]
+
+
+_LONG_LIST = 10_000
+_LISTS: deque[_ReadList] = deque(maxlen=6)
+
+
 class _Reader:
     """A position in the bytes of a header; refuses every step past their end."""
 
@@ -395,9 +408,18 @@ class _Reader:
         return self.data[start : self.at].decode("utf-8", errors="replace")
 
     def texts(self, count: int, what: str) -> list[bytes]:
-        """`count` strings. The one loop that runs hundreds of thousands of times: locals only."""
+        """`count` strings. The one loop that runs hundreds of thousands of times: locals only.
+
+        Models of one family hold the same lists; one that was just read is recognised by its bytes.
+        """
         if self.at + 8 * count > self.total:
             self.short(self.at + 8 * count, what)
+        if count >= _LONG_LIST:
+            for known in _LISTS:
+                if len(known.items) == count and self.data.startswith(known.raw, self.at, self.end):
+                    self.at += len(known.raw)
+                    return known.items
+        first = self.at
         data, end, at, unpack = self.data, self.end, self.at, _U64.unpack_from
         items: list[bytes] = []
         append = items.append
@@ -410,6 +432,8 @@ class _Reader:
                 self.short(at, what)
             append(data[start:at])
         self.at = at
+        if count >= _LONG_LIST:
+            _LISTS.append(_ReadList(data[first:at], items))
         return items
 
     def value(self, key: str) -> tuple[str, MetaValue]:

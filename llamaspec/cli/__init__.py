@@ -14,7 +14,8 @@ import click
 from llamaspec._version import __version__
 from llamaspec.cli import output
 
-VERBS = ("run", "check", "show", "plan", "doctor")
+VERBS = ("run", "pull", "list", "pairs", "show", "check", "plan", "doctor", "rm")
+_ALIASES = {"ls": "list"}
 
 
 class _Verbs(click.Group):
@@ -22,9 +23,10 @@ class _Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
+        verb = _ALIASES.get(cmd_name, cmd_name)
+        if verb not in VERBS:
             return None
-        command: click.Command = import_module(f"llamaspec.cli.{cmd_name}").command
+        command: click.Command = import_module(f"llamaspec.cli.{verb}").command
         return command
 
     def main(self, *args: Any, **kwargs: Any) -> Any:

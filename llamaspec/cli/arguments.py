@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
+from llamaspec.cli import output
 from llamaspec.errors import NotFoundError, UsageError
 from llamaspec.options import DrafterName, Sampling, Speculation
 
 if TYPE_CHECKING:
+    from llamaspec.catalog import HubRef
     from llamaspec.engine import LoadOptions
     from llamaspec.gguf_header import ModelInfo
     from llamaspec.plan import Wishes
@@ -109,8 +111,12 @@ def _number(kind: type, names: str, name: str, text: str) -> tuple[tuple[str, ..
 
 model_options = section(
     "Models",
-    option("-m", "--model", metavar="FILE", help="The target: a GGUF file, the first one of a sharded model."),
-    option("-md", "--model-draft", "--spec-draft-model", metavar="FILE", help="A draft model: a smaller one of its kind."),
+    option("-m", "--model", metavar="MODEL",
+           help="The target: a GGUF file, a pair of models.toml, user/repo:QUANT, or a name that `llamaspec list` shows."),
+    option("-md", "--model-draft", "--spec-draft-model", metavar="MODEL", help="A draft model: a smaller one of its kind."),
+    option("-hf", "-hfr", "--hf-repo", "hub_model", metavar="REPO[:QUANT]", help="The target, on the Hugging Face Hub."),
+    option("-hfd", "-hfrd", "--hf-repo-draft", "hub_draft", metavar="REPO[:QUANT]", help="The draft model, on the Hub."),
+    option("--pull", is_flag=True, help="Pull what is not here yet, without asking."),
     option("-c", "--ctx-size", "n_ctx", type=int, metavar="N",
            help="Tokens of the context; 0: all it was trained on. [default: 4096, or what it was trained on or fits if less]"),
     option("-ngl", "--gpu-layers", "gpu_layers", callback=_layers, metavar="N|all|auto",
@@ -178,6 +184,38 @@ sampling_options = section(
 )  # fmt: skip
 
 
+def hub_spellings(given: dict[str, Any]) -> None:
+    """Let -hf and -hfd stand for -m and -md."""
+    for plain, name, flag in (("model", "hub_model", "-hf"), ("model_draft", "hub_draft", "-hfd")):
+        word = given.pop(name, None)
+        if word is None:
+            continue
+        if given[plain] is not None:
+            raise UsageError(f"{flag} and -m{flag[3:]} name the same model", "give one of them")
+        given[plain] = f"hf:{word.removeprefix('hf:')}"
+
+
+def find_files(given: dict[str, Any], *, wants_draft: bool) -> None:
+    """Put the files in the place of the words for target and draft, pulled first where the user agrees, and the settings that
+    models.toml has for the pair in the place of options that were not given.
+
+    Raises:
+        NotPulledError: a model is not here, and was not to be pulled.
+    """
+    from llamaspec.cli.pull import or_pull
+    from llamaspec.find import pair_here
+
+    draft = given["model_draft"] if wants_draft else None
+    found = or_pull(lambda: pair_here(given["model"], draft, wants_draft=wants_draft, note=output.notice), given)
+    given["model"] = str(found.target)
+    if wants_draft:
+        given["model_draft"] = str(found.draft) if found.draft is not None else None
+    if found.entry is not None:
+        for name, value in found.entry.tuned.settings().items():
+            if given.get(name) is None and (wants_draft or name not in ("n_draft", "p_min", "draft_temperature")):
+                given[name] = value
+
+
 def load_options(given: Mapping[str, Any]) -> LoadOptions:
     """The LoadOptions among the given options. `-c 0` takes the context the target was trained on."""
     from llamaspec.engine import LoadOptions
@@ -201,17 +239,44 @@ def target_and_draft(words: tuple[str, ...], given: Mapping[str, Any], verb: str
     return target, draft
 
 
-def pair_headers(words: tuple[str, ...], given: Mapping[str, Any], verb: str) -> tuple[ModelInfo, ModelInfo | None]:
-    """The headers of the two models that a report is about; both can be run."""
-    from llamaspec.gguf_header import read_model
-
-    paths = target_and_draft(words, given, verb)
-    target, draft = (read_model(path) if path else None for path in paths)
-    assert target is not None
+def pair_headers(words: tuple[str, ...], given: dict[str, Any], verb: str) -> tuple[ModelInfo, ModelInfo | None]:
+    """The headers of the two models that a report is about; both can be run. What is not here is read on the Hub."""
+    hub_spellings(given)
+    word, draft_word = target_and_draft(words, given, verb)
+    target, drafts = target_header(word)
+    draft = header(draft_word) if draft_word else drafts()
     for model in (target, draft):
         if model is not None:
             model.require_runnable()
     return target, draft
+
+
+def header(word: str) -> ModelInfo:
+    """The header of the model that a word means, from the file or, where that is not here, from the Hub."""
+    return target_header(word)[0]
+
+
+def target_header(word: str) -> tuple[ModelInfo, Callable[[], ModelInfo | None]]:
+    """The header of the target that a word means; and what reads the draft's that models.toml knows for it, if any."""
+    from llamaspec.find import meaning
+
+    meant = meaning(word)
+    return _header_at(meant.target), lambda: _header_at(meant.drafts[0]) if meant.entry is not None and meant.drafts else None
+
+
+def _header_at(place: HubRef | Path) -> ModelInfo:
+    from llamaspec.find import locate
+    from llamaspec.gguf_header import read_model
+
+    path = locate(place)
+    if path is not None:
+        return read_model(path)
+    from llamaspec import hub
+
+    assert not isinstance(place, Path)
+    with output.Progress(True) as progress:
+        progress.show(f"reading the header of {place}")
+        return hub.remote_model(hub.select(hub.open_repo(place), place))
 
 
 def wishes(given: Mapping[str, Any], target: ModelInfo) -> Wishes:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamaspec.cli import output
+from llamaspec.cli import arguments, output
 from llamaspec.cli.output import ExitCode
+from llamaspec.errors import UsageError
 
 if TYPE_CHECKING:
     from llamaspec.gguf_header import ModelInfo
@@ -18,18 +19,21 @@ _RANGES_NAMED = 8
 
 @click.command("check", short_help="Whether a draft fits a target.")
 @click.argument("target", metavar="TARGET")
-@click.argument("draft", metavar="DRAFT")
+@click.argument("draft", metavar="[DRAFT]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(target: str, draft: str, as_json: bool) -> ExitCode:
-    """Compare the vocabularies of TARGET and DRAFT, two GGUF files, token by token.
+def command(target: str, draft: str | None, as_json: bool) -> ExitCode:
+    """Compare the vocabularies of TARGET and DRAFT, two models, token by token; a pair of models.toml brings its DRAFT.
 
-    A draft is of use only where its token ids stand for the same text as the target's. The headers alone are read. Exit code
-    0: the pair can draft; 4: it cannot.
+    A draft is of use only where its token ids stand for the same text as the target's. The headers alone are read, on the
+    Hugging Face Hub where a model is not here (user/repo:QUANT). Exit code 0: the pair can draft; 4: it cannot.
     """
-    from llamaspec.gguf_header import read_model
     from llamaspec.vocab import compare, pair_warnings
 
-    models = read_model(target), read_model(draft)
+    ours, known = arguments.target_header(target)
+    theirs = arguments.header(draft) if draft is not None else known()
+    if theirs is None:
+        raise UsageError("no draft to compare with", f"name it behind the target; llamaspec pairs {target} knows some")
+    models = ours, theirs
     for model in models:
         if model.is_draft_head:
             model.require_runnable()

@@ -61,17 +61,19 @@ def command(words: tuple[str, ...], **given: Any) -> ExitCode:
     Without PROMPT, or with "-", it is read from stdin, a line feed at its end left out. The answer goes to stdout, everything
     else to stderr. Ctrl+C stops the answer and keeps what is there.
     """
+    arguments.hub_spellings(given)
     given["model"], prompt = _model_and_prompt(words, given["model"])
     _exclusive(given, "json", "show_draft")
     _exclusive(given, "raw", "system")
+    template = arguments.chat_template(given["chat_template"])
+    text = _prompt_text(prompt, given["raw"])
     sampling, speculation = arguments.sampling(given), arguments.speculation(given)
+    arguments.find_files(given, wants_draft=speculation.drafter in ("auto", "model") and speculation.n_draft != 0)
+    speculation = arguments.speculation(given)
     if given["baseline"] and speculation.drafter == "none":
         raise UsageError("--baseline has nothing to compare with when nothing is drafted", "leave out --no-draft")
     if sampling.seed is None:
         sampling = replace(sampling, seed=secrets.randbits(31))  # one that can be told, and used again by the baseline
-    template = arguments.chat_template(given["chat_template"])
-    text = _prompt_text(prompt, given["raw"])
-
     with _log_shown(given["verbose"]):
         options = arguments.load_options(given)
         with _load(given, options, speculation, template) as pair:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llamaspec.cli import output
+from llamaspec.cli import arguments, output
 from llamaspec.cli.output import human_bytes
-from llamaspec.errors import ModelFileError
+from llamaspec.errors import ModelFileError, UsageError
 
 if TYPE_CHECKING:
     from llamaspec.gguf_header import MetaValue, ModelInfo
@@ -18,15 +18,22 @@ _VALUE_CHARACTERS = 70
 
 
 @click.command("show", short_help="What is in a GGUF file.")
-@click.argument("file", metavar="FILE")
+@click.argument("file", metavar="MODEL", required=False)
+@click.option("--paths", is_flag=True, help="Print where models, settings and caches are looked for, and nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--template", is_flag=True, help="Print the chat template and nothing else.")
 @click.option("-v", "--verbose", is_flag=True, help="All metadata, too.")
-def command(file: str, as_json: bool, template: bool, verbose: bool) -> None:
-    """Show what FILE, a GGUF model, says about itself: its header is read, its weights are not."""
-    from llamaspec.gguf_header import read_model
+def command(file: str | None, paths: bool, as_json: bool, template: bool, verbose: bool) -> None:
+    """Show what MODEL, a GGUF file or a name, says about itself: its header is read, its weights are not.
 
-    model = read_model(file)
+    A model that is not here is read on the Hugging Face Hub.
+    """
+    if paths:
+        _show_paths(as_json)
+        return
+    if file is None:
+        raise UsageError("no model", "llamaspec show model.gguf; llamaspec list shows what is here")
+    model = arguments.header(file)
     if template and not as_json:
         if model.chat_template is None:
             raise ModelFileError(f"{model.path} has no chat template")
@@ -38,6 +45,24 @@ def command(file: str, as_json: bool, template: bool, verbose: bool) -> None:
         if verbose:
             output.write("\n")
             output.write_lines(output.table([(output.one_line(k), v) for k, v in _metadata_rows(model)]))
+
+
+def _show_paths(as_json: bool) -> None:
+    import platformdirs
+
+    from llamaspec.catalog import PACKAGED, user_file
+    from llamaspec.shelf import places
+
+    named = {"pairs, packaged": [PACKAGED.resolve()], "pairs, yours": [user_file()]}
+    named |= places() | {"caches": [platformdirs.user_cache_path("llamaspec")]}
+    if as_json:
+        output.write_json({"paths": {label: [str(path) for path in found] for label, found in named.items()}})
+        return
+    rows = [
+        (label, "\n".join(output.one_line(str(path)) + ("" if path.exists() else "  (not there)") for path in found) or "none")
+        for label, found in named.items()
+    ]
+    output.write_lines(output.table(rows))
 
 
 def _report(model: ModelInfo) -> dict[str, Any]:
