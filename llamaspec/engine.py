@@ -305,7 +305,7 @@ class Pair:
         seed = secrets.randbits(31) if sampling.seed is None else sampling.seed
         sampler = TargetSampler(self._model, sampling, seed, self.n_ctx)
         sampler.begin(prompt)
-        drafter, n_draft = self._drafter(speculation, seed)
+        drafter, n_draft = self._drafter(prompt, speculation, seed)
         answer = Answer(
             sampler=sampler,
             text=TextStream(self._model.piece, stop),
@@ -325,7 +325,7 @@ class Pair:
         both = ("model", "ngram") if self.draft is not None else ("ngram",)
         return both if asked.n_draft is None else both[:1]
 
-    def _drafter(self, speculation: Speculation, seed: int) -> tuple[Drafter | None, int]:
+    def _drafter(self, prompt: Sequence[int], speculation: Speculation, seed: int) -> tuple[Drafter | None, int]:
         """The drafter, and the most tokens it may propose in a round."""
         names = self.drafters(speculation)
         if not names:
@@ -343,19 +343,22 @@ class Pair:
             model = ModelDrafter(self._draft_context, sampler, Random(f"draft {seed}"), speculation.p_min)
         if fixed is not None:
             return model or lookup, fixed
-        decider = self._decide()
+        decider = self._decide(prompt)
         decider.begin()
         return AutoDrafter(decider, model, lookup, speculation.p_min), MAX_DRAFT
 
-    def _decide(self) -> DraftLength:
-        """Who decides on the draft length: it knows this pair from before, or measures it now."""
+    def _decide(self, prompt: Sequence[int]) -> DraftLength:
+        """Who decides on the draft length: it knows this pair from before, or measures it now.
+
+        Doubtful costs are measured again unless `prompt` goes on from what the cache holds, which measuring would empty.
+        """
         if self._decider is None and self._memory is None and self.options.remember:
             self._memory = Memory(self._identity())
             self._decider = self._memory.recall()
         undraftable = self.vocabulary.undraftable if self.vocabulary is not None else ()
         if self._decider is None:
             self._decider = calibration.measure(self._context, self._draft_context, undraftable)
-        elif self._decider.costs.doubtful:
+        elif self._decider.costs.doubtful and self._context.common_prefix(prompt) < DRAFT_OUTPUTS:
             self._decider = calibration.measure_again(self._decider, self._context, self._draft_context, undraftable)
         return self._decider
 

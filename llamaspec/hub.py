@@ -27,7 +27,7 @@ from huggingface_hub import constants, errors, logging
 from llamaspec._version import __version__
 from llamaspec.catalog import HubRef
 from llamaspec.errors import DownloadError, NotFoundError, UnfitError
-from llamaspec.gguf_header import GGUFHeader, HeaderIncomplete, ModelInfo, model_from_headers, parse_header
+from llamaspec.gguf_header import GGUFHeader, HeaderIncomplete, ModelInfo, model_from_headers, parse_header, read_model
 from llamaspec.gguf_names import RepoFile, Variant, choose, variants
 
 SPARE_BYTES = 256 << 20
@@ -116,12 +116,15 @@ def select(repo: Repo, ref: HubRef, memory: int | None = None) -> Remote:
 
 
 def remote_model(remote: Remote) -> ModelInfo:
-    """The header of a model that is not here, by range requests: a few MB, of the first part above all.
+    """The header of a model: from the cache where all of it is there, else by range requests: a few MB of the first part.
 
     Raises:
         ModelFileError: it is damaged, or no model that can be run.
         DownloadError: it may not be read, or the Hub cannot be reached.
     """
+    here = cached(HubRef(remote.repo.name, file=remote.variant.path, revision=remote.repo.commit))
+    if here is not None:
+        return read_model(here)
     return model_from_headers([_remote_header(remote.repo, file) for file in remote.variant.files])
 
 

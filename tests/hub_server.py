@@ -40,6 +40,7 @@ class HubServer(ThreadingHTTPServer):
         ranges: whether Range is understood.
         logged_in: tokens that may see gated repositories.
         sent: bytes of files that went out.
+        pause_after: an answer with a file waits after so many bytes, sets `paused`, and goes on when `go_on` is set.
     """
 
     daemon_threads = True
@@ -56,6 +57,8 @@ class HubServer(ThreadingHTTPServer):
         self.sent = 0
         self.lock = threading.Lock()
         self.extra_paths: list[str] = []
+        self.pause_after: int | None = None
+        self.paused, self.go_on = threading.Event(), threading.Event()
 
     @property
     def url(self) -> str:
@@ -185,13 +188,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         part = body if cut is None else body[:cut]
-        with self.server.lock:
-            self.server.sent += len(part)
-        self.wfile.write(part)
+        pause = self.server.pause_after
+        if pause is not None and len(part) > pause:
+            self._count(part[:pause])
+            self.server.paused.set()
+            self.server.go_on.wait(60)
+            part = part[pause:]
+        self._count(part)
         if cut is not None:
             self.wfile.flush()
             self.close_connection = True
             self.connection.close()
+
+    def _count(self, data: bytes) -> None:
+        self.wfile.write(data)
+        with self.server.lock:
+            self.server.sent += len(data)
 
     def _fault(self, answers: list[tuple[int, dict[str, str]]]) -> bool:
         with self.server.lock:

@@ -168,13 +168,14 @@ class Context:
         if length < len(self.tokens):
             self._forget_from(length)
 
+    def common_prefix(self, tokens: Sequence[int]) -> int:
+        """How many tokens the cache and `tokens` have in common from the start."""
+        return next((i for i, (ours, theirs) in enumerate(zip(self.tokens, tokens, strict=False)) if ours != theirs),
+                    min(len(self.tokens), len(tokens)))
+
     def keep_common_prefix(self, tokens: Sequence[int]) -> int:
         """Keep what the cache shares with `tokens`, forget the rest; returns how many tokens were kept."""
-        kept = 0
-        for ours, theirs in zip(self.tokens, tokens, strict=False):
-            if ours != theirs:
-                break
-            kept += 1
+        kept = self.common_prefix(tokens)
         if kept < len(self.tokens) and not self.can_rollback:
             kept = 0
         self.truncate(kept)
