@@ -123,7 +123,7 @@ def main(model: str, model_draft: str, temp: float, kinds: str, max_tokens: int)
     except LlamaspecError as error:
         raise click.ClickException(error.message) from error
     with pair:
-        costs = pair._worker.run(pair._decide).costs
+        costs = pair._worker.run(pair._decide, []).costs
         texts = [ask(pair, pair.tokenize(messages(path)), Sampling(temperature=temp, seed=1), max_tokens) for path in paths]
     click.echo(
         f"temperature {temp:g}; a draft step costs {costs.step:.2f}, a pass over 4 tokens {costs.verify(4):.2f} of one over one"

@@ -170,8 +170,10 @@ class Context:
 
     def common_prefix(self, tokens: Sequence[int]) -> int:
         """How many tokens the cache and `tokens` have in common from the start."""
-        return next((i for i, (ours, theirs) in enumerate(zip(self.tokens, tokens, strict=False)) if ours != theirs),
-                    min(len(self.tokens), len(tokens)))
+        return next(
+            (i for i, (ours, theirs) in enumerate(zip(self.tokens, tokens, strict=False)) if ours != theirs),
+            min(len(self.tokens), len(tokens)),
+        )
 
     def keep_common_prefix(self, tokens: Sequence[int]) -> int:
         """Keep what the cache shares with `tokens`, forget the rest; returns how many tokens were kept."""
